@@ -172,4 +172,9 @@ constexpr int decode_key_heads(int head_dim, int tile_k, int stages, int element
     return all_can_append && two_blocks && element_bytes == 2 ? kMost : 1;
 }
 
+constexpr int kAppendedParts = 2;  // of a new row: its key and its value; one more with k_rope_cache
+// Threads per block of the append kernel: at least one per channel pair of a row.
+constexpr int kAppendThreads = 128;
+constexpr int append_threads(int head_dim) { return is_wide_decode(head_dim) ? 512 : kAppendThreads; }
+
 }  // namespace libflash::cuda

@@ -4,11 +4,11 @@
 // The queries are rotated by the kernel of append.cuh.
 #pragma once
 
+#include "cuda/attention/appended_key.cuh"
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/attention/quantize.cuh"
 #include "cuda/plans.h"
 #include "cuda/ptx/dependent_launch.cuh"
-#include "cuda/sm80/appended_key.cuh"
 #include "cuda/sm80/decode_instance.h"
 
 namespace libflash::cuda::sm80 {

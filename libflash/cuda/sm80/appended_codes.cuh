@@ -6,7 +6,7 @@
 
 #include "cuda/attention/quantize.cuh"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/sm80/append.cuh"
+#include "cuda/attention/append.cuh"
 
 namespace libflash::cuda::sm80 {
 

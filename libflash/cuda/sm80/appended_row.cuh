@@ -4,7 +4,7 @@
 // this one.
 #pragma once
 
-#include "cuda/sm80/append.cuh"
+#include "cuda/attention/append.cuh"
 
 namespace libflash::cuda::sm80 {
 

@@ -2,15 +2,15 @@
 // combine. decode_range.cuh has the code of a thread block.
 #pragma once
 
+#include "cuda/attention/append.cuh"
+#include "cuda/attention/combine_splits.cuh"
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/config.h"
 #include "cuda/params.h"
 #include "cuda/ptx/dependent_launch.cuh"
-#include "cuda/sm80/append.cuh"
 #include "cuda/sm80/append_codes.cuh"
-#include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_prefix.cuh"
 #include "cuda/sm80/decode_invariant.cuh"
@@ -249,7 +249,7 @@ KernelResources resources_of_decode(int step, int instance) {
         case DecodeStep::combine:
             if (sm80::is_invariant_instance<Kernel>(instance))
                 return {sm80::FoldSegments<T, Kernel::config.head_dim_v>::kThreads, 0};
-            return {sm80::CombineSplits<T, Kernel::config.head_dim_v>::kThreads, 0};
+            return {CombineSplits<T, Kernel::config.head_dim_v>::kThreads, 0};
         default: break;
     }
     if constexpr (has_invariant_decode(Kernel::config)) {
@@ -286,7 +286,7 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     using T = ElementOf<Kernel::config.dtype>;
     int error = sm80::launch_append_codes<Kernel, T>(plan, params, cuda_stream);
-    if (error == cudaSuccess) error = sm80::launch_append<Kernel, T>(plan, params, cuda_stream);
+    if (error == cudaSuccess) error = launch_append<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess && plan.attention.blocks > 0) {
         const auto launch = [&](auto kernel) { return sm80::launch_attention(kernel, plan, params, cuda_stream); };
         if (sm80::is_invariant_instance<Kernel>(plan.instance.number)) {
@@ -309,7 +309,7 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
         if (sm80::is_invariant_instance<Kernel>(plan.instance.number))
             return sm80::launch_fold<Kernel, T>(plan, params, cuda_stream);
     }
-    return sm80::launch_combine<Kernel, T>(plan, params, cuda_stream);
+    return launch_combine<Kernel, T>(plan, params, cuda_stream);
 }
 
 }  // namespace libflash::cuda

@@ -91,15 +91,4 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
 constexpr bool has_prefix_kernels(int head_dim, int element_bytes) { return head_dim <= 128 && element_bytes == 2; }
 constexpr int kPrefixWarps = 4, kPrefixRows = kPrefixWarps * kDecodeSlab;  // of a thread block of the kernel for shared keys
 
-// Whether the kernel has the instance `invariant`. There is no prefill kernel for float32 and for wide heads, so nothing is
-// gained.
-constexpr bool has_invariant_decode(const KernelConfig& config) {
-    return element_bytes(config.dtype) == 2 && !is_wide_decode(config.head_dim);
-}
-
-constexpr int kAppendedParts = 2;  // of a new row: its key and its value; one more with k_rope_cache
-// Threads per block of the append kernel: at least one per channel pair of a row.
-constexpr int kAppendThreads = 128;
-constexpr int append_threads(int head_dim) { return is_wide_decode(head_dim) ? 512 : kAppendThreads; }
-
 }  // namespace libflash::cuda

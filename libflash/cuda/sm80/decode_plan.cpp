@@ -4,29 +4,17 @@
 // changes the splits of the other sequences.
 #include <algorithm>
 
+#include "cuda/host/decode_plan.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_prefix_plan.h"
-#include "cuda/sm80/decode_splits.h"
 #include "cuda/sm80/plan.h"
 
 namespace libflash::cuda::sm80 {
 
 namespace {
-
-bool has_codes(const DecodeProblem& problem) { return element_bytes(problem.cache.dtype) == 1; }
-
-DecodeStorage storage_of(const DecodeProblem& problem) {
-    if (has_codes(problem)) return DecodeStorage::codes;
-    return has_scales(problem.cache) ? DecodeStorage::scaled : DecodeStorage::plain;
-}
-
-// Whether new rows are more than elements of the type of the queries (append_codes.cuh).
-bool appends_codes(const DecodeProblem& problem) {
-    return storage_of(problem) != DecodeStorage::plain || problem.cache.k_rope.present;
-}
 
 // True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
 // so exactly one split contains it.
@@ -36,49 +24,6 @@ bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
            (problem.k_new.present || problem.rotary_cos.present) && problem.k_new.present == problem.v_new.present &&
            problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
            !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
-}
-
-Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const DecodeProblem& problem) {
-    Workspace regions;
-    if (plan.stores_rotated_q) {
-        const int64_t rows = problem.query_rows() * problem.heads_q;
-        regions.add("rotated_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
-    }
-    if (plan.prefix_tiles > 0) {
-        const int64_t sums = plan.splits * (plan.tile_k / kDecodeSlab);
-        regions.add("prefix_sums", static_cast<size_t>(bytes_of_prefix_sums(config, problem) * sums));
-    }
-    if (plan.splits > 1) {
-        const int64_t rows = plan.short_tiles > 0 ? problem.batch * problem.heads_k * plan.short_tiles * plan.tile_q
-                                                  : problem.query_rows() * problem.heads_q;
-        regions.add("partial_out", static_cast<size_t>(rows * plan.splits * config.head_dim_v) * sizeof(float));
-        const int64_t numbers = plan.invariant ? 2 : 1;  // a segment has a kept maximum and a row sum
-        regions.add("partial_lse", static_cast<size_t>(rows * plan.splits * numbers) * sizeof(float));
-    }
-    if (plan.prefill.name) regions.add("prefill", plan.prefill.plan.workspace.bytes());
-    return regions;
-}
-
-// The kernel that appends and rotates new rows and rotates the queries, if it is needed.
-void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
-    const bool appends = problem.k_new.present && problem.seqlen_new > 0, rotates = problem.rotary_cos.present;
-    if (plan.fused_append || (!appends && !rotates)) return;
-    int64_t new_rows = appends ? problem.appended_rows() * problem.heads_k : 0;
-    if (new_rows > 0 && appends_codes(problem)) {
-        const int64_t parts = kAppendedParts + problem.cache.k_rope.present;
-        plan.appended_codes = static_cast<uint32_t>(new_rows);
-        plan.append_codes = launch_shape(ceil_div(parts * new_rows, kAppendThreads / 32),  // a warp for each part
-                                         kernel.resources(static_cast<int>(DecodeStep::append_codes), plan.instance.number));
-        new_rows = 0;
-        if (!rotates) return;
-    }
-    const int64_t rows = new_rows + (rotates ? problem.query_rows() * problem.heads_q : 0);
-    int64_t slots = 1;  // threads per row, two channels each; a power of two
-    while (2 * slots < problem.head_dim || 2 * slots < problem.head_dim_v) slots *= 2;
-    plan.append_rows = static_cast<uint32_t>(new_rows);
-    plan.append_slots = static_cast<uint32_t>(slots);
-    const KernelResources resources = kernel.resources(static_cast<int>(DecodeStep::append), plan.instance.number);
-    plan.append = launch_shape(ceil_div(rows, append_threads(kernel.config.head_dim) / slots), resources);
 }
 
 // For several waves of thread blocks. Thread blocks that begin together end together, and memory is idle until the next ones
@@ -98,16 +43,12 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
         plan.stages = config.stages - 1;
 }
 
-void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeSizes& sizes) {
-    const DecodeProblem& problem = sizes.problem;
-    if (problem.seqlen_q == 0 || problem.heads_q == 0) return;
-    const auto resources = [&](DecodeStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
-    const int64_t blocks = sizes.launched_blocks() / plan.key_heads * plan.splits;
-    const int64_t classes = plan.tile_k / kDecodeSlab, of_prefixes = plan.prefix_tiles * problem.heads_k * plan.splits * classes;
-    if (plan.prefix_tiles > 0) plan.prefix = launch_shape(of_prefixes, resources(DecodeStep::prefix));
-    plan.attention = launch_shape(blocks, resources(DecodeStep::attention));
-    const int64_t rows = plan.short_tiles > 0 ? problem.batch : problem.query_rows();  // beside long chunks: sequences
-    if (plan.splits > 1) plan.combine = launch_shape(rows * problem.heads_q, resources(DecodeStep::combine));
+// The kernel for shared keys.
+void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
+    if (plan.prefix_tiles == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
+    const int64_t classes = plan.tile_k / kDecodeSlab;
+    plan.prefix = launch_shape(plan.prefix_tiles * problem.heads_k * plan.splits * classes,
+                               kernel.resources(static_cast<int>(DecodeStep::prefix), plan.instance.number));
 }
 
 }  // namespace
@@ -147,10 +88,15 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
                   : codes                    ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys())
                                              : config.stages;
     plan.dependent_launch = device.arch >= 90;
-    plan.workspace = workspace_of(plan, config, problem);
+    plan.workspace = decode_workspace(plan, config, problem);
+    if (prefixes) {
+        const int64_t sums = plan.splits * (plan.tile_k / kDecodeSlab);
+        plan.workspace.add("prefix_sums", static_cast<size_t>(bytes_of_prefix_sums(config, problem) * sums));
+    }
     if (problem.batch == 0 || problem.heads_k == 0) return plan;
     pace_waves(plan, sizes);
     plan_append(plan, kernel, problem);
+    plan_prefix(plan, kernel, problem);
     if (!all_long) plan_attention(plan, kernel, sizes);
     return plan;
 }

@@ -19,7 +19,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/sm80/combine_splits.cuh"
+#include "cuda/attention/combine_splits.cuh"
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_loads.cuh"
 #include "cuda/sm80/decode_products.cuh"

@@ -6,7 +6,7 @@
 #include "cuda/host/problem_params.h"
 #include "cuda/plans.h"
 #include "cuda/sm80/decode_instance.h"
-#include "cuda/sm80/decode_splits.h"
+#include "cuda/host/decode_splits.h"
 
 namespace libflash::cuda::sm80 {
 

@@ -2,9 +2,9 @@
 // splits, of the row. `Body`: Decode in decode_range.cuh.
 #pragma once
 
+#include "cuda/attention/combine_splits.cuh"
 #include "cuda/attention/online_softmax.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/sm80/combine_splits.cuh"
 #include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm80 {

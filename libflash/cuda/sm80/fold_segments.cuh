@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/attention/invariant_softmax.cuh"
-#include "cuda/sm80/combine_splits.cuh"
+#include "cuda/attention/combine_splits.cuh"
 
 namespace libflash::cuda::sm80 {
 

@@ -6,12 +6,11 @@
 // warp (decode_producer.cuh).
 #pragma once
 
+#include "cuda/attention/append.cuh"
+#include "cuda/attention/combine_splits.cuh"
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/dependent_launch.cuh"
-#include "cuda/sm80/append.cuh"
-#include "cuda/sm80/combine_splits.cuh"
-#include "cuda/sm80/decode_instance.h"
 #include "cuda/sm90/decode_consumer.cuh"
 #include "cuda/sm90/decode_producer.cuh"
 #include "cuda/sm90/extent.cuh"
@@ -118,7 +117,7 @@ KernelResources resources_of_decode(int step, int) {
     using Traits = sm90::DecodeTraits<Kernel>;
     switch (static_cast<DecodeStep>(step)) {
         case DecodeStep::append: return {append_threads(Kernel::config.head_dim), 0};
-        case DecodeStep::combine: return {sm80::CombineSplits<typename Traits::T, Traits::kHeadDimV>::kThreads, 0};
+        case DecodeStep::combine: return {CombineSplits<typename Traits::T, Traits::kHeadDimV>::kThreads, 0};
         default: return {Traits::kThreads, sm90::DecodeBlock<Traits>::kSharedBytes};
     }
 }
@@ -128,9 +127,9 @@ template <class Kernel>
 int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stream) {
     using T = typename sm90::DecodeTraits<Kernel>::T;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    int error = sm80::launch_append<Kernel, T>(plan, params, cuda_stream);
+    int error = launch_append<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess) error = sm90::launch_attention<Kernel>(plan, params, cuda_stream);
-    return error != cudaSuccess ? error : sm80::launch_combine<Kernel, T>(plan, params, cuda_stream);
+    return error != cudaSuccess ? error : launch_combine<Kernel, T>(plan, params, cuda_stream);
 }
 
 }  // namespace libflash::cuda

@@ -1,8 +1,8 @@
 // The end of a thread block of the sm_90a decode kernel: stores the result of the split or, without splits, of the rows
-// (sm80/combine_splits.cuh).
+// (attention/combine_splits.cuh).
 #pragma once
 
-#include "cuda/sm80/combine_splits.cuh"
+#include "cuda/attention/combine_splits.cuh"
 #include "cuda/sm90/decode_consumer_barriers.cuh"
 #include "cuda/sm90/decode_softmax.cuh"
 
@@ -11,7 +11,7 @@ namespace libflash::cuda::sm90 {
 // The row of the workspace of a row of the work tile.
 __device__ __forceinline__ int64_t partial_row_of(const DecodeParams& params, const RaggedWorkTile& rows, int row) {
     const int batch = params.ragged.queries.cu ? 0 : rows.batch;
-    return sm80::partial_row(params, batch, rows.head_k, rows.sequence.start * params.group_size + rows.first_row + row);
+    return partial_row(params, batch, rows.head_k, rows.sequence.start * params.group_size + rows.first_row + row);
 }
 
 // A row of the work tile in the output.
@@ -26,7 +26,7 @@ struct DecodeOutputRow {
     // Stores the LSE and returns the factor that the sink leaves for the result.
     template <class T>
     __device__ __forceinline__ float finish(const DecodeParams& params, float lse, bool writes) const {
-        return sm80::finish_row(params, batch, row, head, lse, sm80::sink_of<T>(params, batch, head), writes);
+        return finish_row(params, batch, row, head, lse, sink_of<T>(params, batch, head), writes);
     }
     template <class T>
     __device__ __forceinline__ T* address(const DecodeParams& params) const {

@@ -3,15 +3,16 @@
 #pragma once
 
 #include "cuda/host/decode.cpp"
+#include "cuda/host/decode_plan.cpp"
+#include "cuda/host/decode_splits.cpp"
 #include "cuda/host/limits.cpp"
 #ifdef DECODE_SM90
 #include "cuda/sm90/decode.cuh"
 #include "cuda/sm90/decode_plan.cpp"
 #else
 #include "cuda/sm80/decode.cuh"
-#endif
 #include "cuda/sm80/decode_plan.cpp"
-#include "cuda/sm80/decode_splits.cpp"
+#endif
 #include "problem/check.cpp"
 #include "problem/workspace.cpp"
 

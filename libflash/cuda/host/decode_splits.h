@@ -9,7 +9,7 @@
 #include "cuda/sm80/decode_instance.h"
 #include "problem/decode.h"
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 // The sizes on which the choice depends.
 class DecodeSizes {
@@ -66,4 +66,4 @@ struct DecodeSplits {
 // be too long (attention/long_sums.h). Refuses a request that exceeds the maximum grid size.
 DecodeSplits choose_splits(const DecodeSizes& sizes);
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda

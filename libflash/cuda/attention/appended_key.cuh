@@ -4,7 +4,7 @@
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/ragged_keys.cuh"
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 struct AppendedKey {
     int32_t batch;      // negative: there is no such row
@@ -43,4 +43,4 @@ private:
     }
 };
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda

@@ -1,9 +1,10 @@
 // The append kernel, which runs before decode: writes new keys and values to the cache and applies the rotary embedding to new
 // keys and queries. A thread handles two channels of a row. Arithmetic is in double, as on the CPU, so that both write the same
 // bits to the cache. If a sequence has one query row and at most one new row, the decode kernel usually does this itself
-// (appended_row.cuh; decode_plan.cpp has the conditions).
+// (sm80/appended_row.cuh; sm80/decode_plan.cpp has the conditions).
 #pragma once
 
+#include "cuda/attention/appended_key.cuh"
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/attention/ragged_keys.cuh"
@@ -11,10 +12,8 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/plans.h"
 #include "cuda/ptx/dependent_launch.cuh"
-#include "cuda/sm80/appended_key.cuh"
-#include "cuda/sm80/decode_instance.h"
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 __device__ __forceinline__ bool rotates(const DecodeParams& params) { return params.append.cos != nullptr; }
 
@@ -45,7 +44,8 @@ struct Append {
         if (first < channels) to[first] = two.x;
         if (second < channels) to[second] = two.y;
     }
-    // Of a query or a key: as long as each other, for keys whose last channels are elsewhere are written by append_codes.cuh.
+    // Of a query or a key: as long as each other, for keys whose last channels are elsewhere are written by append_codes.cuh
+    // of sm80.
     __device__ __forceinline__ Two load(const T* from, int slot) const {
         return load(from, first(slot), second(slot), params.head_dim);
     }
@@ -154,4 +154,4 @@ int launch_append(const DecodePlan& plan, const DecodeParams& params, cudaStream
                             plan.dependent_launch, params, plan.append_rows, plan.append_slots);
 }
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda

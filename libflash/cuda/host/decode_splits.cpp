@@ -1,4 +1,4 @@
-#include "cuda/sm80/decode_splits.h"
+#include "cuda/host/decode_splits.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "cuda/attention/long_sums.h"
 #include "problem/check.h"
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 namespace {
 
@@ -132,4 +132,4 @@ DecodeSplits choose_splits(const DecodeSizes& sizes) {
     return split_size > 0 || sizes.has_segments() ? splits : of_bounded_length(splits);
 }
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda

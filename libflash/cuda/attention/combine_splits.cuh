@@ -15,7 +15,7 @@
 
 #include <type_traits>
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 // Row of the workspace; with packed rows, batch 0 has those of all sequences. `row`: query row * group_size + query head within
 // the key head's group.
@@ -242,4 +242,4 @@ int launch_combine(const DecodePlan& plan, const DecodeParams& params, cudaStrea
     return params.out_is_float ? launch(combine_kernel<Kernel, T, Float>) : launch(combine_kernel<Kernel, T, T>);
 }
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda
