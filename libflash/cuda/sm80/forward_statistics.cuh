@@ -40,13 +40,7 @@ template <class Kernel>
 int launch_forward_statistics(const ForwardPlan& plan, const ForwardStatisticsParams& call, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
     ForwardStatisticsParams params = call;
-    if (const LaunchShape& shape = plan.head_maxima; shape.blocks > 0) {
-        const auto start = head_maxima_kernel<Kernel, float>;
-        float* const maxima = params.head_maxima;
-        const int64_t stride = params.head_maxima_stride;
-        const int heads = params.heads_q;
-        start<<<static_cast<unsigned>(shape.blocks), shape.threads, 0, on>>>(maxima, stride, heads);
-    }
+    start_head_maxima<Kernel>(plan.head_maxima, params.head_maxima, params, on);
     const LaunchShape& shape = plan.attention;
     if (shape.blocks == 0) return cudaGetLastError();
     const auto kernel = sm80::forward_statistics_kernel<Kernel>;

@@ -17,15 +17,15 @@
 #pragma once
 
 #include "cuda/attention/online_softmax.cuh"
+#include "cuda/attention/row_statistics.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/sm80/row_statistics.cuh"
 #include "cuda/tile/quad.cuh"
 
 #include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
-// kStatistics: with the statistics of the rows (row_statistics.cuh).
+// kStatistics: with the statistics of the rows (attention/row_statistics.cuh).
 template <int kSlabs, int kKeyBlocks, int kChannelBlocks, bool kStatistics = false>
 struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<kSlabs>, NoRowStatistics> {
     static constexpr float kHalfLimit = 15.0f;  // largest exponent (base 2) of a probability

@@ -1,8 +1,9 @@
-// Writes the statistics of the query rows (row_statistics.cuh). `Body`: Forward in forward.cuh, with statistics.
+// Writes the statistics of the query rows (attention/row_statistics.cuh). `Body`: Forward in forward.cuh, with statistics.
 #pragma once
 
 #include "cuda/attention/head_maxima.cuh"
 #include "cuda/attention/params.h"
+#include "cuda/attention/row_statistics.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/ptx/math.cuh"
 
@@ -26,22 +27,14 @@ struct RowStatisticsOutput {
         float largest = unknown ? total : body.largest_score[a][r] * kLn2 + 0.0f;  // never -0
         if (!exists) largest = -INFINITY;
         write(body.params.max_logit, largest);
-        if (body.params.entropy.data) write(body.params.entropy, exists ? entropy(a, r, sink, total) : 0.0f);
+        if (body.params.entropy.data) {
+            const float entropy = row_entropy(body.kept_maximum[a][r], body.row_sum[a][r], body.weighted[a][r], sink, total);
+            write(body.params.entropy, exists ? entropy : 0.0f);
+        }
         if (body.params.head_maxima && body.part() == 0) {
             const float of_warp = warp_largest(largest);
             if (body.lane == 0) raise_to(body.params.head_maxima + work.head * body.params.head_maxima_stride, of_warp);
         }
-    }
-
-    // log2(total) minus the mean exponent, in natural units. A probability that vanishes beside the others adds nothing, though its
-    // exponent may be infinite.
-    __device__ __forceinline__ float entropy(int a, int r, float sink, float total) const {
-        const float kept = body.kept_maximum[a][r], largest = fmaxf(kept, sink);
-        const float of_keys = exp2_approx(kept - largest), of_sink = exp2_approx(sink - largest);
-        const float keys = fmaf(kept - largest, body.row_sum[a][r], body.weighted[a][r]);
-        float exponents = of_keys == 0.0f ? 0.0f : of_keys * keys;
-        if (of_sink != 0.0f) exponents += of_sink * (sink - largest);
-        return total == 0.0f ? 0.0f : (__log2f(total) - exponents / total) * kLn2;
     }
 };
 

@@ -88,7 +88,16 @@ bool supports_key_count(const KernelConfig& config, const AttentionProblem& p, s
     return false;
 }
 
+// What only the general instance has, which computes no statistics.
+const char* option_statistics_lack(const AttentionProblem& p) {
+    if (const char* option = rare_option(p)) return option;
+    if (!(p.softmax_scale > 0)) return "softmax_scale";
+    return loads_in_vectors(p) ? nullptr : "head_dim";
+}
+
 bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
+    const char* option = config.statistics ? option_statistics_lack(p) : nullptr;
+    if (option) return reject(why, option, ": the kernel with statistics of rows does not know it");
     if (!tma_reads_all(p, why) || !supports_tile_count(config, p, why) || !supports_key_count(config, p, why)) return false;
     if (rows_fit_vectors(rows_params(p.out), p.head_dim_v, 2)) return true;
     if (why) *why = "out: its address, its strides and its rows must be multiples of 16 bytes for it";

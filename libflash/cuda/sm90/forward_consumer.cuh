@@ -28,7 +28,8 @@ struct ForwardConsumer {
     static constexpr bool kLongSums = Traits::kLongSums;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
     static constexpr bool kInvariant = Traits::kInvariant;
-    using Softmax = std::conditional_t<kInvariant, InvariantSoftmax<kBlockN>, OnlineSoftmax<kBlockN>>;
+    using Softmax = std::conditional_t<kInvariant, InvariantSoftmax<kBlockN>,
+                                       OnlineSoftmax<kBlockN, Traits::kStatistics, Traits::kStatistics && kLongSums>>;
     // Of invariant rows: of the segment that has just ended.
     struct SegmentFactors {
         std::conditional_t<kInvariant, InvariantFold::Factors[2], Empty> of_rows;
@@ -153,6 +154,7 @@ private:
                 const bool complete = kBlockMask ? --tiles_left == 0 : c.tile % kTilesPerSum == 0;
                 if (__builtin_expect(complete && context.params.long_sums, false)) {
                     tiles_left = kTilesPerSum;
+                    if constexpr (Traits::kStatistics) c.softmax.take_weighted(0, c.softmax.sum);
                     long_sums().take(0, blocks_of_sums(c), c.softmax.sum, c.softmax.kept_maximum);
                 }
             }
@@ -345,7 +347,14 @@ private:
         if constexpr (Traits::kCache) scores.hide_absent(c.s, tile_info.absent);
         // Of invariant rows no edge of the mask may change the rule.
         const bool take_maximum = (!kInvariant && tile_info.edge) || tile_info.exact_maximum;
-        const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor);
+        bool rescale;
+        if constexpr (Traits::kStatistics) {
+            const auto& params = context.params;
+            if (params.max_logit.data || params.head_maxima) c.softmax.see_scores(c.s);
+            rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor, params.entropy.data != nullptr);
+        } else {
+            rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor);
+        }
         if constexpr (Traits::kRareOptions) {
             if (context.params.rare.dropout.active) scores.drop(c.s, work_tile, c.word, c.thread);
         }

@@ -41,6 +41,7 @@ private:
         const int end = min(work_tile.keys.first_row + Traits::kBlockM, work_tile.q_rows.owned);
         for (int row = work_tile.keys.first_row + static_cast<int>(threadIdx.x % 32); row < end; row += 32) {
             rows.finish_row(work_tile, row - work_tile.keys.first_row, row < work_tile.q_rows.length, kNoScore, 0.0f, true);
+            if constexpr (Traits::kStatistics) rows.write_no_statistics(work_tile, row - work_tile.keys.first_row);
             for (int col = 0; col < Traits::kHeadDimV; col += 8)
                 rows.write_eight(rows.address(work_tile, row), col, make_uint4(0, 0, 0, 0));
         }

@@ -17,7 +17,8 @@ namespace libflash::cuda {
 //   general     all of that, and softcap, ALiBi, bias, mask, dropout, and scales that are not positive
 //   cache       like dynamic, with keys and values in a cache (prefill.cuh)
 //   invariant   the same for invariant rows: the bits of sm80/decode_invariant.cuh
-enum class ForwardInstance { plain, dynamic, block_mask, general, cache, invariant };
+//   statistics  like block_mask, with statistics of rows (forward_statistics.cuh)
+enum class ForwardInstance { plain, dynamic, block_mask, general, cache, invariant, statistics };
 
 constexpr const char* forward_kind_name(ForwardInstance kind) {
     switch (kind) {
@@ -26,13 +27,17 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
         case ForwardInstance::block_mask: return "block mask";
         case ForwardInstance::cache: return "cache";
         case ForwardInstance::invariant: return "cache, invariant rows";
+        case ForwardInstance::statistics: return "statistics";
         default: return "general";
     }
 }
 
 // Whether the kernel can add up more keys than accumulators can (attention/long_sums.h). With 192 channels the compiler would
-// spill. Only these instances do it, because its code makes the others slower.
-constexpr bool forward_has_long_sums(const KernelConfig& config) { return has_long_sums(config) && config.head_dim_v != 192; }
+// spill; with 256 it would where there are statistics of rows, too. Only these instances do it, because its code makes the others
+// slower.
+constexpr bool forward_has_long_sums(const KernelConfig& config) {
+    return has_long_sums(config) && config.head_dim_v != 192 && !(config.statistics && config.head_dim_v == 256);
+}
 constexpr bool forward_has_long_sums(const KernelConfig& config, ForwardInstance kind) {
     return forward_has_long_sums(config) && kind != ForwardInstance::plain && kind != ForwardInstance::dynamic &&
            kind != ForwardInstance::invariant;
@@ -60,7 +65,8 @@ constexpr int forward_tile_q(const KernelConfig& config, ForwardInstance kind) {
 constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
     if (kind == ForwardInstance::general) return config.head_dim <= 64 ? 128 : (config.head_dim_v <= 192 ? 64 : 32);
     if (kind == ForwardInstance::invariant) return kInvariantUnit;
-    if (kind == ForwardInstance::block_mask) return config.head_dim <= 128 || config.tile_k >= 128 ? 128 : 64;
+    if (kind == ForwardInstance::block_mask || kind == ForwardInstance::statistics)
+        return config.head_dim <= 128 || config.tile_k >= 128 ? 128 : 64;
     return config.tile_k;
 }
 

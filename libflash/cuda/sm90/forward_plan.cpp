@@ -4,6 +4,7 @@
 #include "cuda/host/limits.h"
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
+#include "cuda/host/statistics.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/forward_instance.h"
@@ -40,11 +41,13 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     const bool block_mask = problem.block_mask.present || (!general && has_too_many_keys(config, problem));
     // Beside other kernels some thread blocks begin late: a dynamic schedule gives these less work.
     plan.dynamic = lengths_on_device || block_mask || problem.request.sm_margin > 0;
-    const ForwardInstance kind = forward_instance(config, general, plan.dynamic, block_mask);
+    const ForwardInstance kind =
+        config.statistics ? ForwardInstance::statistics : forward_instance(config, general, plan.dynamic, block_mask);
     plan.instance = {static_cast<int>(kind), forward_kind_name(kind)};
     plan.tile_q = forward_tile_q(config, kind);
     plan.tile_k = forward_tile_k(config, kind);
     plan.schedule = schedule_of(plan, problem);
+    plan_head_maxima(plan, kernel, problem);
     if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
     const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
     const int64_t tiles = blocks_of(plan.schedule);

@@ -19,13 +19,16 @@ struct ForwardTraits {
     using T = ElementOf<config.dtype>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
     static constexpr bool kRareOptions = kInstance == ForwardInstance::general;
-    static constexpr bool kBlockMask = kRareOptions || kInstance == ForwardInstance::block_mask;  // iterates over a block mask
+    static constexpr bool kStatistics = kInstance == ForwardInstance::statistics;
+    static constexpr bool kBlockMask =  // iterates over a block mask
+        kRareOptions || kStatistics || kInstance == ForwardInstance::block_mask;
     static constexpr bool kDynamic = kInstance != ForwardInstance::plain;
     static constexpr bool kLongSums = forward_has_long_sums(config, kInstance);
     static constexpr bool kInvariant = kInstance == ForwardInstance::invariant;
     static constexpr bool kCache = kInvariant || kInstance == ForwardInstance::cache;  // keys and values are in a cache
     static constexpr int kProducerWarps = kCache ? 2 : 1;                              // over a cache: one for Q and K, one for V
-    using Params = std::conditional_t<kCache, PrefillParams, ForwardParams>;
+    using Params = std::conditional_t<kCache, PrefillParams,
+                                      std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>>;
 
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);
     static constexpr int kGroupRows = ForwardConsumerThread::kGroupRows, kGroups = kBlockM / kGroupRows;  // consumer warpgroups

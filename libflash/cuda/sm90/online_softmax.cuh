@@ -9,13 +9,17 @@
 #pragma once
 
 #include "cuda/attention/online_softmax.cuh"
+#include "cuda/attention/row_statistics.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/quad.cuh"
 
+#include <type_traits>
+
 namespace libflash::cuda::sm90 {
 
-template <int kBlockN>
-struct OnlineSoftmax {
+// kStatistics: with the statistics of the rows (attention/row_statistics.cuh), of which largest_score is in the units of the scores.
+template <int kBlockN, bool kStatistics = false, bool kLongSums = false>
+struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<1, kLongSums>, NoRowStatistics> {
     static constexpr int kScores = kBlockN / 2;
     float kept_maximum[2];  // subtracted from the scores, in base-2 units; kNoScore: no score yet
     float sum[2];           // of this lane's elements
@@ -25,15 +29,26 @@ struct OnlineSoftmax {
         kept_maximum[0] = kept_maximum[1] = kNoScore;
         sum[0] = sum[1] = 0.0f;
         needs_maximum = true;
+        if constexpr (kStatistics) this->clear_statistics();
     }
 
     // Turns scores into probabilities. `scale` converts scores to base-2 units. Returns true if the sums of P V must be
-    // multiplied by `factor`.
-    __device__ __forceinline__ bool apply(float (&s)[kScores], float scale, bool take_maximum, float (&factor)[2]) {
+    // multiplied by `factor`. weighs: with the sums for the entropy. Only where take_maximum is true may scores be -infinity;
+    // others would make the sums NaN, and finish() reports it.
+    __device__ __forceinline__ bool apply(float (&s)[kScores], float scale, bool take_maximum, float (&factor)[2],
+                                          [[maybe_unused]] bool weighs = false) {
         const bool raised = take_maximum || needs_maximum;
         factor[0] = factor[1] = 1.0f;
         if (raised) raise_to_maximum(s, scale, factor);
-        exponentiate(s, scale);
+        if constexpr (!kStatistics) {
+            exponentiate(s, scale);
+        } else if (!weighs) {
+            exponentiate(s, scale);
+        } else if (take_maximum) {
+            exponentiate_weighted<true>(s, scale);
+        } else {
+            exponentiate_weighted<false>(s, scale);
+        }
         const bool rescale =
             // False for a NaN sum: a row with NaN must not change how other rows are computed.
             __any_sync(0xffffffffu, sum[0] > kSumLimit || sum[1] > kSumLimit);
@@ -41,9 +56,20 @@ struct OnlineSoftmax {
         return raised || rescale;
     }
 
+    // Before apply(): takes the largest score of each row. NaN is left out; it is in the sum.
+    __device__ __forceinline__ void see_scores(const float (&s)[kScores]) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+            this->largest_score[0][i / 2 % 2] = fmaxf(this->largest_score[0][i / 2 % 2], s[i]);
+    }
+
     // Adds up the sum of row r over its lanes. Returns true if the row overflowed.
     __device__ __forceinline__ bool finish(int r) {
         sum[r] = quad_sum(sum[r]);
+        if constexpr (kStatistics) {
+            this->finish_row_statistics(0, r);
+            if (this->row_statistics_overflowed(0, r, sum[r])) return true;
+        }
         return sum[r] == INFINITY || (fabsf(kept_maximum[r]) > kMaximumLimit && kept_maximum[r] != kNoScore);
     }
 
@@ -59,7 +85,13 @@ private:
             for (int i = 0; i < kScores; i += 4) largest = max_or_nan(largest, max_or_nan(s[i + 2 * r], s[i + 2 * r + 1]));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            factor[r] = raise_kept_maximum(kept_maximum[r], largest * scale);
+            if constexpr (kStatistics) {
+                const float before = kept_maximum[r];
+                factor[r] = raise_kept_maximum(kept_maximum[r], largest * scale);
+                this->rescale_weighted(0, r, sum[r], before - kept_maximum[r], factor[r]);
+            } else {
+                factor[r] = raise_kept_maximum(kept_maximum[r], largest * scale);
+            }
             scale_row_sum(sum[r], factor[r]);
             no_score |= kept_maximum[r] == kNoScore && largest == largest;
         }
@@ -78,6 +110,26 @@ private:
         sum[1] += part[1][0] + part[1][1];
     }
 
+    // The same with the sums for the entropy.
+    template <bool kHidden>
+    __device__ __forceinline__ void exponentiate_weighted(float (&s)[kScores], float scale) {
+        float part[2][2] = {}, weighted_part[2][2] = {};
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+            const int r = i / 2 % 2;
+            float exponent = fmaf(s[i], scale, -kept_maximum[r]);
+            if constexpr (kHidden) exponent = max_or_nan(exponent, kLowestExponent);
+            s[i] = exp2_approx(exponent);
+            part[r][i % 2] += s[i];
+            weighted_part[r][i % 2] = fmaf(s[i], exponent, weighted_part[r][i % 2]);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            sum[r] += part[r][0] + part[r][1];
+            this->weighted[0][r] += weighted_part[r][0] + weighted_part[r][1];
+        }
+    }
+
     // Raises the kept maximum of rows with large sums. The lanes of a row must use the same one, so they take the largest of
     // their sums first.
     __device__ __forceinline__ void rescale_large_sums(float (&s)[kScores], float (&factor)[2]) {
@@ -85,7 +137,9 @@ private:
         for (int r = 0; r < 2; ++r) {
             const float largest = quad_max(sum[r]);
             if (!(largest > kSumLimit && largest < INFINITY)) continue;
+            [[maybe_unused]] const float before = kept_maximum[r];
             const float scale = raise_kept_maximum_by_sum(kept_maximum[r], largest);
+            if constexpr (kStatistics) this->rescale_weighted(0, r, sum[r], before - kept_maximum[r], scale);
             sum[r] *= scale;
             factor[r] *= scale;
 #pragma unroll

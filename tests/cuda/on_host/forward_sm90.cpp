@@ -1,7 +1,8 @@
 // Runs a forward kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: several work
 // tiles per thread block, rows without keys, warpgroups without rows, and scores that overflow with a kept maximum. The
 // argument is 0, or the seed of a disorder: warps are delayed, copies complete late and in any order, and products are computed
-// when they are waited for. Prints the errors; exit code 0 means none is too large.
+// when they are waited for. Prints the errors; exit code 0 means none is too large. With STATISTICS the kernel is the one with statistics
+// of rows: 1, the largest scores of rows and the entropy; 2, the largest scores of heads; 3, the entropy alone.
 #include "emulation.h"
 
 #include <cstdio>
@@ -10,15 +11,20 @@
 
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/forward.cuh"
+#include "cuda/sm90/forward_statistics.cuh"
 #include "numbers.h"
 
 using namespace libflash;
 using namespace libflash::cuda;
 
 constexpr int kMultiprocessors = 3;
+#ifndef STATISTICS
+#define STATISTICS 0
+#endif
+constexpr int kStatistics = STATISTICS;
 struct Kernel {
     static constexpr KernelConfig config{
-        "forward", Operation::forward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, ""};
+        "forward", Operation::forward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, "", "", kStatistics != 0};
 };
 using T = sm90::ForwardTraits<Kernel, ForwardInstance::plain>::T;
 constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
@@ -94,8 +100,9 @@ struct Problem {
     Side queries, keys;
     std::vector<T> q, k, v, out;
     std::vector<double> q64, k64, v64;
-    std::vector<float> sink, lse, bias;
-    ForwardParams params{};
+    std::vector<float> sink, lse, max_logit, entropy, head_maxima, bias;
+    mutable std::vector<double> head_maxima64;
+    ForwardStatisticsParams params{};
     ForwardPlan plan;
     int block_rows, block_cols;
     std::vector<uint8_t> blocks;  // (head, row, column)
@@ -109,6 +116,7 @@ struct Problem {
         v = random<T>(size_t(keys.rows) * c.heads_k * c.head_dim_v(), 1);
         sink = random<float>(c.heads_q, 1), lse.assign(size_t(c.heads_q) * queries.rows, NAN),
         out.assign(size_t(queries.rows) * c.heads_q * c.head_dim_v(), T(NAN));
+        max_logit = entropy = lse, head_maxima.assign(c.heads_q, NAN), head_maxima64.assign(c.heads_q, -INFINITY);
         bias = random<float>(size_t(c.heads_q) * c.queries * c.keys, 1);
         if (c.size <= 0) one_large_score();
         choose_blocks();
@@ -162,6 +170,9 @@ struct Problem {
         params.k = rows(k, keys, c.heads_k, c.head_dim), params.v = rows(v, keys, c.heads_k, c.head_dim_v());
         // (head, row of all sequences)
         params.lse = {lse.data(), c.is_packed() ? 0 : queries.owned[0], 1, queries.rows};
+        if (kStatistics == 1 || kStatistics == 3) params.entropy = params.lse, params.entropy.data = entropy.data();
+        if (kStatistics == 1) params.max_logit = params.lse, params.max_logit.data = max_logit.data();
+        if (kStatistics == 2) params.head_maxima = head_maxima.data(), params.head_maxima_stride = 1;
         params.q_lengths = queries.params(c), params.k_lengths = keys.params(c);
         params.batch = c.batch, params.heads_q = c.heads_q, params.group_size = c.heads_q / c.heads_k;
         params.head_dim = c.head_dim, params.head_dim_v = c.head_dim_v();
@@ -183,12 +194,18 @@ struct Problem {
                    block_mask = c.blocks != Blocks::all || (!c.rare && too_many), lengths_on_device = c.lengths != Lengths::dense;
         const bool causal = c.right < kUnboundedWindow, unequal = lengths_on_device || block_mask;
         const bool paired = causal && !unequal;
-        const ForwardInstance kind = forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
+        const ForwardInstance kind =
+            kStatistics ? ForwardInstance::statistics
+                        : forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
         const int tile = forward_tile_q(Kernel::config, kind);
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
         params.schedule.paired = paired;
         const int64_t units = blocks_of(params.schedule);
-        const auto resources = [&](ForwardStep step) { return resources_of_forward<Kernel>(int(step), plan.instance.number); };
+        const auto resources = [&](ForwardStep step) {
+            if constexpr (kStatistics) return resources_of_forward_statistics<Kernel>(int(step), plan.instance.number);
+            return resources_of_forward<Kernel>(int(step), plan.instance.number);
+        };
+        if (params.head_maxima) plan.head_maxima = launch_shape(1, resources(ForwardStep::head_maxima));
         plan.instance.number = int(kind);
         plan.attention = launch_shape(std::min<int64_t>(units, kMultiprocessors), resources(ForwardStep::attention));
         if (forward_has_long_sums(Kernel::config, kind) && needs_long_sums(Kernel::config, c.keys)) {
@@ -218,7 +235,7 @@ struct Problem {
     }
 
     // Adds the squared errors of a row and the squares of its exact values.
-    void check_row(int b, int h, int i, RelativeError& error, double& worst_lse) const {
+    void check_row(int b, int h, int i, RelativeError& error, double& worst_lse, double& worst_statistic) const {
         const int dim = c.head_dim_v(), length_k = keys.length[b], shift = length_k - queries.length[b];
         std::vector<double> s(length_k, -INFINITY), o(dim, 0);
         double largest = c.sink ? double{sink[h]} : -INFINITY, sum = 0;
@@ -241,29 +258,68 @@ struct Problem {
         const double wanted = largest + std::log(sum);
         worst_lse = std::max(worst_lse, sees ? std::fabs(got - wanted) / (1 + std::fabs(wanted)) : got == -INFINITY ? 0.0 : 1e9);
         if (!(std::fabs(got) >= 0)) worst_lse = 1e9;
+        check_statistics(s, exists, h, sees ? wanted : -INFINITY, size_t(h) * queries.rows + queries.start[b] + i, worst_statistic);
         for (int x = 0; x < dim; ++x) {
             error.add(float(out[(size_t(queries.start[b] + i) * c.heads_q + h) * dim + x]), sees ? o[x] / sum : 0);
         }
     }
+
+    // `at`: of the row in lse.
+    void check_statistics(const std::vector<double>& s, bool exists, int head, double log_sum, size_t at, double& worst) const {
+        double largest = -INFINITY, mean = 0;
+        const auto add = [&](double score) {
+            const double p = std::exp(score - log_sum);
+            if (p > 0) mean += p * (score - log_sum);
+        };
+        for (double x : s) largest = std::max(largest, x);
+        head_maxima64[head] = std::max(head_maxima64[head], largest);
+        if (exists && log_sum > -INFINITY) {
+            for (double x : s) add(x);
+            if (c.sink) add(sink[head]);
+        }
+        const auto compare = [&](double got, double wanted) {
+            if (got == wanted) return;
+            worst = larger_error(std::isfinite(wanted) ? std::fabs(got - wanted) / (1 + std::fabs(wanted)) : 1e9, worst);
+        };
+        if (kStatistics == 1) compare(max_logit[at], largest);
+        if (kStatistics == 1 || kStatistics == 3) compare(entropy[at], -mean);
+    }
+    void check_head_maxima(double& worst) const {
+        for (int h = 0; h < c.heads_q && kStatistics == 2 && !c.is_packed(); ++h) {
+            const double got = head_maxima[h], wanted = head_maxima64[h];
+            if (got != wanted) worst = larger_error(std::fabs(got - wanted) / (1 + std::fabs(wanted)), worst);
+        }
+    }
 };
 
+void launch(const Problem& p) {
+    if constexpr (kStatistics) {
+        launch_forward_statistics<Kernel>(p.plan, p.params, nullptr);
+    } else {
+        launch_forward<Kernel>(p.plan, p.params, nullptr);
+    }
+}
+
 bool check(const Case& c) {
+    if (kStatistics && c.rare) return true;  // the kernel does not know them
     Problem p(c);
-    launch_forward<Kernel>(p.plan, p.params, nullptr);
+    launch(p);
     RelativeError error;
-    double worst_lse = 0;
+    double worst_lse = 0, worst_statistic = 0;
     for (int b = 0; b < c.batch; ++b)
         for (int h = 0; h < c.heads_q && !(c.is_packed() && b == 1); ++h)
-            for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, worst_lse);
+            for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, worst_lse, worst_statistic);
+    p.check_head_maxima(worst_statistic);
     const double relative = error.value();
-    const bool good = relative <= kRounding && worst_lse < 1e-4 &&
+    const bool good = relative <= kRounding && worst_lse < 1e-4 && worst_statistic < 1e-4 &&
                       (p.sequence_order.empty() || p.sequence_order.back() == 0x7ead7ead) &&
                       (p.long_sums.empty() || p.long_sums.back() == 7);
     std::printf(
         "%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d blocks %d: relative error %.2e, lse "
-        "%.1e\n",
+        "%.1e, statistics %.1e\n",
         good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.left, c.right, c.size,
-        static_cast<int>(c.lengths), c.rare, static_cast<int>(c.blocks), relative, worst_lse);
+        static_cast<int>(c.lengths), c.rare, static_cast<int>(c.blocks), relative, worst_lse,
+        worst_statistic);
     return good;
 }
 
