@@ -3,6 +3,7 @@
 
 #include "cuda/attention/cache_params.h"
 #include "cuda/attention/params.h"
+#include "cuda/config.h"
 
 namespace libflash::cuda {
 
@@ -170,6 +171,12 @@ constexpr int decode_key_heads(int head_dim, int tile_k, int stages, int element
                    decode_blocks_at_once(decode_shared_bytes(head_dim, tile_k, stages, element_bytes, kMost * kDecodeSlab),
                                          227 * 1024, threads) >= 2;
     return all_can_append && two_blocks && element_bytes == 2 ? kMost : 1;
+}
+
+// Whether the kernel has the instance `invariant`. There is no prefill kernel for float32 and for wide heads, so nothing is
+// gained.
+constexpr bool has_invariant_decode(const KernelConfig& config) {
+    return element_bytes(config.dtype) == 2 && !is_wide_decode(config.head_dim);
 }
 
 constexpr int kAppendedParts = 2;  // of a new row: its key and its value; one more with k_rope_cache

@@ -6,7 +6,6 @@
 #include "cuda/device.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
-#include "cuda/sm80/decode_instance.h"
 #include "problem/decode.h"
 
 namespace libflash::cuda {
