@@ -36,9 +36,9 @@ class Step:
         for i, keys in enumerate(lens):
             first, last = self.groups[i : i + 2].tolist()
             self.sharing[first:last] = keys
-            self.table[first:last, : keys // page] = self.table[first, : keys // page]
+            self.table[first:last, : keys // page] = self.table[first, : keys // page].clone()
             if keys % page:  # the last page: its other keys are the same, too
-                self.table[first:last, keys // page] = self.table[first, keys // page]
+                self.table[first:last, keys // page] = self.table[first, keys // page].clone()
         own = torch.randint(page, MOST_OWN, (self.batch,), device="cuda")
         self.keys = (self.sharing + own).int()
         made = [torch.randn(self.batch * columns, page, HEADS_K, dim, device="cuda") for _ in range(2)]
