@@ -21,18 +21,13 @@ macro(libflash_folder_architectures)
   list(REMOVE_DUPLICATES LIBFLASH_ARCHITECTURES_any)
   set(LIBFLASH_ARCHITECTURES_sm80 ${LIBFLASH_ARCHITECTURES_any})
   # All but forward and decode in 16 bits: if the list has PTX that newer GPUs can compile, machine code for sm_80 to sm_90 alone.
-  set(kinds sm80_backward sm80_f32 sm80_f64 sm80_tangent sm80_wide)
+  set(kinds sm80_backward sm80_f32 sm80_f64 sm80_statistics sm80_tangent sm80_wide)
   foreach(kind IN LISTS kinds)
     set(LIBFLASH_ARCHITECTURES_${kind} ${LIBFLASH_ARCHITECTURES_sm80})
     if(LIBFLASH_ARCHITECTURES_sm80 MATCHES "(^|;)[89][0-9](-virtual)?(;|$)")
       list(FILTER LIBFLASH_ARCHITECTURES_${kind} EXCLUDE REGEX "^1[0-9]+-real$")
     endif()
   endforeach()
-  # Forward with statistics: the same, and no machine code for sm_86 and sm_89 where there is some for sm_80, which they run.
-  set(LIBFLASH_ARCHITECTURES_sm80_statistics ${LIBFLASH_ARCHITECTURES_sm80_tangent})
-  if(LIBFLASH_ARCHITECTURES_sm80 MATCHES "(^|;)80(-real)?(;|$)")
-    list(FILTER LIBFLASH_ARCHITECTURES_sm80_statistics EXCLUDE REGEX "^8[1-9]-real$")
-  endif()
   # Kernels marked large: for architectures whose thread blocks may have 227 KB of shared memory. Small: for the others, PTX
   # included, or for all architectures if the build has only large ones.
   foreach(kind IN ITEMS sm80 ${kinds})

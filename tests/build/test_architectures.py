@@ -16,7 +16,7 @@ include({functions})
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
 libflash_folder_architectures()
 foreach(group any sm80 sm80_large sm80_small sm80_tangent sm80_tangent_large sm80_tangent_small sm80_backward sm80_f32 sm80_f64
-        sm80_wide sm90)
+        sm80_statistics sm80_wide sm90 sm90_statistics)
   libflash_gencode("${{LIBFLASH_ARCHITECTURES_${{group}}}}" "{versions}" options)
   message("${{group}}|${{LIBFLASH_ARCHITECTURES_${{group}}}}|${{options}}")
 endforeach()
@@ -65,7 +65,8 @@ def test_operations_on_tangents(cmake):
     """GPUs newer than sm_90 compile their PTX, from the one version that the build makes."""
     made = cmake(LIST, "80")
     assert made["sm80_tangent"] == ("80-real 90-real 80-virtual", {"80": "sm_80,sm_90,compute_80"})
-    assert made["sm80_f64"] == made["sm80_tangent"]
+    assert made["sm80_f64"] == made["sm80_statistics"] == made["sm80_tangent"]
+    assert made["sm90_statistics"] == made["sm90"]
     assert made["sm80_tangent_large"] == ("90-real", {"80": "sm_90"})
     assert made["sm80_tangent_small"] == ("80-real 80-virtual", {"80": "sm_80,compute_80"})
 
@@ -142,6 +143,7 @@ def test_every_version_in_the_sources_has_ptx():
         assert "120" in versions[f"_forward_sm80_{dtype}_d256"].split()
     kernels = {f"_{operation}_{folder}_{dtype}_d{dims}" for operation, folder, dtype, dims in table()}
     kernels |= {"", *(f"_{operation}" for operation, *_ in table()), *(f"_{dtype}" for _, _, dtype, _ in table())}
+    kernels.add("_forward_statistics")
     for kernel, some in versions.items():
         assert kernel.removesuffix("_small") in kernels
         assert "100" not in some.split() or kernel.startswith("_forward_sm80_")

@@ -241,6 +241,25 @@ BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
     "bf16-256-sums": ("bf16_", 256, "64, 64", 2, 32),
     "f16-192-sums": ("f16_", 192, "64, 64", 3, 128),
 }
+# Forward with statistics of rows: type, head_dim, tile, keys per sum. One warp and two for the same rows, long sums.
+STATISTICS_KERNELS = {
+    "bf16-64": ("bf16_", 64, "128, 64", KEYS_PER_SUM),
+    "f16-128": ("f16_", 128, "128, 64", KEYS_PER_SUM),
+    "f16-256": ("f16_", 256, "64, 32", KEYS_PER_SUM),
+    "f32-128": ("f32_", 128, "128, 32", KEYS_PER_SUM),
+    "f32-256": ("f32_", 256, "64, 16", KEYS_PER_SUM),
+    "f16-64-sums": ("f16_", 64, "128, 64", 64),
+    "bf16-256-sums": ("bf16_", 256, "64, 32", 64),
+}
+# Magnitude of the inputs, options (forward_statistics.cpp), maxima of heads.
+STATISTICS_CASES = ((1, 0, 0), (1, 31, 1), (3, 2, 0), (1, 32, 1), (2, 59, 0))
+# The same for sm_90a, with the stages and what is asked for (forward_sm90.cpp).
+STATISTICS_KERNELS_SM90 = {
+    "bf16-64": ("bf16_", 64, "128, 128", 4, KEYS_PER_SUM, 1),
+    "f16-128": ("f16_", 128, "128, 128", 2, KEYS_PER_SUM, 2),
+    "bf16-256": ("bf16_", 256, "128, 64", 2, KEYS_PER_SUM, 3),
+    "f16-64-sums": ("f16_", 64, "128, 128", 4, 256, 1),
+}
 pytestmark = pytest.mark.early
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 # Backward with additions to dq in a fixed order: kernel -> disorders and numbers of thread blocks that run at the same time.
@@ -302,7 +321,8 @@ def backward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
 
 def doubles(head_dim: int, forward: str, backward: str, tangent: str) -> Program:
     defines = {"HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward, "TANGENT_TILE": tangent}
-    return Program("attention_f64.cpp", ("sm80/backward_f64.cuh", "sm80/forward_f64.cuh"), tuple(defines.items()))
+    headers = ("attention/head_maxima.cuh", "sm80/backward_f64.cuh", "sm80/forward_f64.cuh", "sm80/forward_statistics_f64.cuh")
+    return Program("attention_f64.cpp", headers, tuple(defines.items()))
 
 
 def double_tangents(*sizes: Any) -> Program:
@@ -365,6 +385,18 @@ def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: 
     return Program("forward_sm90.cpp", ("sm90/forward.cuh",), tuple(defines.items()))
 
 
+def forward_statistics(dtype: str, head_dim: int, tile: str, keys_per_sum: int) -> Program:
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile, "LIBFLASH_KEYS_PER_SUM": keys_per_sum}
+    headers = ("attention/head_maxima.cuh", "sm80/forward.cuh", "sm80/forward_statistics.cuh")
+    return Program("forward_statistics.cpp", headers, tuple(defines.items()))
+
+
+def forward_statistics_sm90(dtype: str, head_dim: int, tile: str, stages: int, keys_per_sum: int, wanted: int) -> Program:
+    program = forward_sm90(dtype, head_dim, head_dim, tile, stages, keys_per_sum)
+    headers = ("attention/head_maxima.cuh", *program.headers, "sm90/forward_statistics.cuh")
+    return program._replace(headers=headers, defines=(*program.defines, ("STATISTICS", wanted)))
+
+
 def prefill(*sizes: Any) -> Program:
     return forward_sm90(*sizes)._replace(source="prefill.cpp", headers=("sm90/forward.cuh", "sm90/prefill.cuh"))
 
@@ -401,6 +433,11 @@ DOUBLE_RUNS = runs(
 DOUBLE_TANGENT_RUNS = runs(
     {name: double_tangents(*sizes) for name, sizes in DOUBLE_KERNELS.items()},
     lambda name: DOUBLE_TANGENT_CASES if name == "128" else DOUBLE_TANGENT_CASES[2:4],
+)
+STATISTICS_RUNS = runs({name: forward_statistics(*sizes) for name, sizes in STATISTICS_KERNELS.items()}, lambda _: STATISTICS_CASES)
+STATISTICS_SM90_RUNS = runs(
+    {name: forward_statistics_sm90(*sizes) for name, sizes in STATISTICS_KERNELS_SM90.items()},
+    lambda _: tuple((disorder,) for disorder in DISORDERS),
 )
 BACKWARD_TANGENT_RUNS = runs(
     {name: backward_tangent(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS.items()}, lambda _: BACKWARD_TANGENT_CASES
@@ -587,7 +624,8 @@ def test_backward_tangent_sm90_against_double(output: Callable[[Run], str], run:
 @pytest.mark.parametrize("run", DOUBLE_RUNS)
 def test_float64_against_long_double(output: Callable[[Run], str], run: Run) -> None:
     rare, parts = run.arguments[0] & 1, run.arguments[0] & 16
-    assert output(run).count("ok ") == (5 if not rare else 6 if parts else 7)
+    statistics = 0 if parts else 3
+    assert output(run).count("ok ") == (5 if not rare else 6 if parts else 7) + statistics
 
 
 @pytest.mark.parametrize("run", DOUBLE_TANGENT_RUNS)
@@ -625,6 +663,17 @@ def test_cache_write_stores_the_bits_of_the_cpu(output: Callable[[Run], str], ru
 @pytest.mark.parametrize("run", SM90_RUNS)
 def test_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == 32
+
+
+@pytest.mark.parametrize("run", STATISTICS_RUNS)
+def test_statistics_against_double(output: Callable[[Run], str], run: Run) -> None:
+    dropout = run.arguments[1] & 4  # without a comparison of out
+    assert output(run).count("ok ") == (4 if dropout else 5)
+
+
+@pytest.mark.parametrize("run", STATISTICS_SM90_RUNS)
+def test_statistics_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 29  # all cases but those with rare options
 
 
 @pytest.mark.parametrize("run", PREFILL_RUNS)
@@ -679,6 +728,10 @@ def test_tiles_are_those_of_kernels_table() -> None:
     for direction, (dtype, head_dim, tile, stages) in of_sm90:
         line = rf"{direction}_tangent +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
         assert re.search(line, table), line
+    for folder, kernels in (("sm80", STATISTICS_KERNELS), ("sm90", STATISTICS_KERNELS_SM90)):
+        for dtype, head_dim, tile, *_ in kernels.values():
+            line = rf"forward +{folder} +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +\d .*statistics"
+            assert re.search(line, table), line
     for sizes in ("bf16-512", "f16-512-small"):
         dtype, _, forward_tile, backward_tile, *_ = ATTENTION_KERNELS[sizes]
         for operation, tile in (("forward", forward_tile), ("backward", backward_tile.removesuffix(", 1"))):

@@ -20,6 +20,8 @@ def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
             continue
         dim, dim_v = (int(d) for d in (dims if "x" in dims else f"{dims}x{dims}").split("x"))
         name = f"{operation}_{backend}_{dtype}_d{dims}" + ("_small" if "small" in marks else "")
+        statistics = "statistics" in marks
+        name += "_statistics" * statistics
         lib.describe(*DEVICES["A100" if "small" in marks else "H200"])
         rows = 4096 if operation == "prefill" else 100
         q, v = tensor(2, rows, 4, dim, dtype=types[dtype]), tensor(2, rows, 4, dim_v, dtype=types[dtype])
@@ -31,7 +33,8 @@ def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
             chunks = lines_of(explain(lib, "decode", (q, q, v)))["long chunks"][0]
             assert chunks.endswith("rows: {}, tile {} queries x {} keys".format(name, *tile.split("x")))
             continue
-        lines = lines_of(explain(lib, operation, (q, q, v), kernel=name.encode()))
+        wanted = {"entropy": tensor(2, 4, rows, dtype=types["f64" if dtype == "f64" else "f32"])} if statistics else {}
+        lines = lines_of(explain(lib, operation, (q, q, v), kernel=name.encode(), **wanted))
         assert lines["kernel"] == [f"{name}, backend {backend}"]
         if operation != "decode":  # 400 rows of a key head: larger tiles
             sides = "{} rows x {} of the other side" if operation == "backward_tangent" else "{} queries x {} keys"

@@ -5,10 +5,15 @@
 
 #include "cuda/sm80/backward_f64.cuh"
 #include "cuda/sm80/forward_f64.cuh"
+#include "cuda/sm80/forward_statistics_f64.cuh"
 
 struct ForwardKernel {
     static constexpr KernelConfig config{
         "forward", Operation::forward, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
+};
+struct StatisticsKernel {
+    static constexpr KernelConfig config{
+        "forward", Operation::forward, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, "", "", true};
 };
 struct BackwardKernel {
     static constexpr KernelConfig config{
@@ -25,6 +30,58 @@ void forward(Problem& p, const Call& call) {
     ForwardPlan plan;
     plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward<ForwardKernel>(0, 1));
     launch_forward<ForwardKernel>(plan, params, nullptr);
+}
+
+// Largest scores of rows or of heads, and entropies.
+struct Statistics {
+    Numbers rows, heads, entropy;
+    Exact exact_rows, exact_heads, exact_entropy;
+
+    explicit Statistics(const Problem& p)
+        : rows(p.lse.size(), NAN), heads(kHeads, NAN), entropy(rows), exact_rows(rows.size(), -INFINITY),
+          exact_heads(kHeads, -INFINITY), exact_entropy(rows.size(), 0) {
+        for (int b = 0; b < kBatch; ++b)
+            for (int h = 0; h < kHeads; ++h)
+                for (int i = 0; i < p.used_q[b]; ++i) solve_row(p, b, h, i);
+    }
+    void solve_row(const Problem& p, int b, int h, int i) {
+        const size_t at = p.lse_at(b, h, i);
+        Exact s(p.used_k[b]), bent(s);
+        p.score(b, h, i, s, bent);
+        if (p.rare) s.push_back(p.sink[h]);
+        for (Real x : s)
+            if (const Real gap = x - p.exact_lse[at], share = std::exp(gap); share > 0) exact_entropy[at] -= share * gap;
+        if (p.rare) s.pop_back();
+        for (Real x : s) exact_rows[at] = std::max(exact_rows[at], x);
+        exact_heads[h] = std::max(exact_heads[h], exact_rows[at]);
+    }
+    void launch(Problem& p, const Call& call, bool of_heads) {
+        ForwardStatisticsParams params{};
+        call.fill_in(params);
+        params.block_mask = call.blocks();
+        params.entropy = call.numbers(entropy);
+        if (of_heads) {
+            params.head_maxima = reinterpret_cast<float*>(heads.data()), params.head_maxima_stride = 1;
+        } else {
+            params.max_logit = call.numbers(rows);
+        }
+        params.schedule = schedule_params(p.rows_of_queries(), kBatch, kHeads, StatisticsKernel::config.tile_q, 1e5, true);
+        ForwardPlan plan;
+        const auto shape = [&](ForwardStep step, int64_t blocks) {
+            return launch_shape(blocks, resources_of_forward_statistics<StatisticsKernel>(static_cast<int>(step), 1));
+        };
+        plan.attention = shape(ForwardStep::attention, blocks_of(params.schedule));
+        if (of_heads) plan.head_maxima = shape(ForwardStep::head_maxima, 1);
+        launch_forward_statistics<StatisticsKernel>(plan, params, nullptr);
+    }
+};
+
+bool statistics(Problem& p, const Call& call) {
+    Statistics made(p);
+    made.launch(p, call, false);
+    bool good = near("entropy", made.entropy, made.exact_entropy) & near("max_logit", made.rows, made.exact_rows);
+    made.launch(p, call, true);
+    return good & near("max_logit of heads", made.heads, made.exact_heads);
 }
 
 void backward(Problem& p, Call& call) {
@@ -76,6 +133,7 @@ int main(int, char** argv) {
     for (int part = 0; part < p.parts(); ++part) calls.emplace_back(p, part);
     for (const Call& call : calls) forward(p, call);
     bool good = near("out", p.out, p.exact_out) & near("lse", p.lse, p.exact_lse);
+    if (!p.parted) good &= statistics(p, calls[0]);
     for (Call& call : calls) backward(p, call);
     good &= near("dq", p.dq, p.exact_dq) & near("dk", p.dk, p.exact_dk) & near("dv", p.dv, p.exact_dv);
     if (p.rare) good &= near("dsink", p.dsink, p.exact_dsink, kSumsOfRows);
