@@ -11,17 +11,12 @@
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/sm80/score_f64.cuh"
-#include "cuda/sm80/row_statistics_f64.cuh"
 #include "cuda/tile/double_tile.cuh"
-
-#include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
-// kStatistics: with statistics of the rows (forward_statistics_f64.cuh).
-template <int kHeadDim, int kTileQ, int kTileK, bool kStatistics = false>
+template <int kHeadDim, int kTileQ, int kTileK>
 struct DoubleForward {
-    using Params = std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>;
     static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
     static constexpr int kLanes = kThreads / kTileQ;  // that share a row of scores
     static constexpr int kChannelBlocks = double_channel_blocks(kHeadDim);
@@ -35,7 +30,7 @@ struct DoubleForward {
     static constexpr int kScoreRows = kTileQ / 8 * kColumns / kWarps;
     static_assert(kTileK <= 8 * kWarps && kScoreRows > 0 && kLanes <= 32, "");
 
-    const Params& params;
+    const ForwardParams& params;
     Queries q;
     Keys k, v;
     Scores s;
@@ -51,9 +46,8 @@ struct DoubleForward {
     int row;
     int2 seen;
     double maximum, sum;
-    std::conditional_t<kStatistics, DoubleRowStatistics, NoRowStatistics> statistics;
 
-    __device__ __forceinline__ DoubleForward(const Params& p, char* shared) : params(p) {
+    __device__ __forceinline__ DoubleForward(const ForwardParams& p, char* shared) : params(p) {
         q.data = reinterpret_cast<double*>(shared);
         k.data = q.data + Queries::kBytes / 8;
         v.data = k.data + Keys::kBytes / 8;
@@ -118,7 +112,7 @@ struct DoubleForward {
     }
 
     // Dot products become probabilities times exp(-maximum); `factors` what earlier sums must be multiplied by.
-    __device__ __forceinline__ void apply_softmax(const DoubleScore<Params>& score, int tile) {
+    __device__ __forceinline__ void apply_softmax(const DoubleScore<ForwardParams>& score, int tile) {
         const int local = thread / kLanes, first_key = tile * kTileK;
         double largest = -INFINITY, bent;
 #pragma unroll 1
@@ -131,17 +125,14 @@ struct DoubleForward {
         }
         const double raised = fmax(maximum, largest_of_lanes<kLanes>(largest));
         const double base = raised == -INFINITY ? 0.0 : raised;
-        double more = 0.0, more_weighted = 0.0;
+        double more = 0.0;
 #pragma unroll 1
         for (int col = thread % kLanes; col < kTileK; col += kLanes) {
             const double p = exp(s.at(local, col) - base);
             more += p;
-            if constexpr (kStatistics) more_weighted += weighted_exponent(p, s.at(local, col) - base);
             s.at(local, col) = keeps(first_key + col) ? p : 0.0;
         }
         const double factor = exp(maximum - base);
-        if constexpr (kStatistics)
-            statistics.add(sum, maximum - base, factor, sum_of_lanes<kLanes>(more_weighted));
         sum = sum * factor + sum_of_lanes<kLanes>(more);
         maximum = raised;
         if (thread % kLanes == 0) factors[local] = factor;
@@ -163,7 +154,7 @@ struct DoubleForward {
     }
 
     __device__ __forceinline__ void loop_over_keys() {
-        const DoubleScore<Params> score(params, work, all.alibi_shift);
+        const DoubleScore<ForwardParams> score(params, work, all.alibi_shift);
         clear(o);
         q.template load_async<kThreads>(rows_of(params.q, work.batch, work.head, q_rows.start), params.q.row, tiles.first_row,
                                         q_rows.length, params.head_dim, thread);
@@ -201,13 +192,6 @@ struct DoubleForward {
             factors[thread / kLanes] = any ? factor / total * params.in_double.keep_factor : 0.0;
             shares[thread / kLanes] = params.continues && any && other != -INFINITY ? share / total : 0.0;
             if (lse && row < q_rows.owned) lse[row * params.lse.row] = any ? base + log(total) : -INFINITY;
-            if constexpr (kStatistics) {
-                const double keys = weighted_share(factor, statistics.weighted + weighted_exponent(sum, maximum - base));
-                const double entropy = log(total) - (keys + weighted_exponent(share, other - base)) / total;
-                if (row < q_rows.owned)
-                    store_statistics(params, work, q_rows.start + row, exists ? (total == total ? maximum : total) : -INFINITY,
-                                     any ? entropy : 0.0);
-            }
         }
     }
 

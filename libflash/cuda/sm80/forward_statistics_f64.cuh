@@ -1,13 +1,12 @@
 // Forward in float64 with statistics of rows.
 #pragma once
 
-#include "cuda/sm80/forward_f64.cuh"
+#include "cuda/sm80/forward_statistics_rows_f64.cuh"
 
 namespace libflash::cuda::sm80 {
 
 template <class Kernel>
-using DoubleStatistics =
-    DoubleForward<Kernel::config.head_dim, Kernel::config.tile_q, Kernel::config.tile_k, true>;
+using DoubleStatistics = DoubleStatisticsForward<Kernel::config.head_dim, Kernel::config.tile_q, Kernel::config.tile_k>;
 
 template <class Kernel>
 __global__ void __launch_bounds__(kDoubleThreads, 2)
