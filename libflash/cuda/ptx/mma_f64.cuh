@@ -1,6 +1,11 @@
-// The warp-wide matrix product of doubles (sm_80): m8n8k4, c += A B, with rounding to nearest.
+// Warp-wide matrix products of doubles, c += A B, with rounding to nearest: m8n8k4 (sm_80), and m16n8k8 and m16n8k16, which are
+// single instructions from sm_90 on and several m8n8k4 before.
 //
-// For lane = 4 * g + t:  c[0..1]: (row g, cols 2t and 2t + 1)    a: (row g, k t)    b: (k t, col g)
+// For lane = 4 * g + t:
+//   m8n8k4    c[0..1]: (row g, cols 2t and 2t + 1)    a: (row g, k t)    b: (k t, col g)
+//   m16n8k..  c[0..3]: (row g, cols 2t and 2t + 1), (row g + 8, the same cols)
+//             a[2i], a[2i + 1]: (row g, k t + 4i), (row g + 8, k t + 4i)    b[i]: (k t + 4i, col g)
+// so the larger products are m8n8k4 of neighbouring registers.
 #pragma once
 
 namespace libflash::cuda {
@@ -9,6 +14,42 @@ __device__ __forceinline__ void mma_m8n8k4(double (&c)[2], double a, double b) {
     asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
                  : "+d"(c[0]), "+d"(c[1])
                  : "d"(a), "d"(b));
+}
+
+// 4 kSteps columns of A, as products of 4.
+template <int kSteps>
+__device__ __forceinline__ void mma_m16n8_in_parts(double (&c)[4], const double (&a)[2 * kSteps], const double (&b)[kSteps]) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                         : "+d"(c[2 * h]), "+d"(c[2 * h + 1])
+                         : "d"(a[2 * i + h]), "d"(b[i]));
+}
+
+__device__ __forceinline__ void mma_m16n8(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+#else
+    mma_m16n8_in_parts<2>(c, a, b);
+#endif
+}
+
+__device__ __forceinline__ void mma_m16n8(double (&c)[4], const double (&a)[8], const double (&b)[4]) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
+        "{%12, %13, %14, %15}, {%0, %1, %2, %3};"
+        : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]), "d"(b[2]),
+          "d"(b[3]));
+#else
+    mma_m16n8_in_parts<4>(c, a, b);
+#endif
 }
 
 }  // namespace libflash::cuda

@@ -1,7 +1,6 @@
-// Forward in float64: products by m8n8k4, everything else in double, one instance with all options. A thread block computes a
-// tile of query rows. Its warps share the scores of a tile of keys through shared memory: each computes some blocks of S = Q
-// K^T, then all threads make probabilities of them, several threads for a row, and each warp multiplies all of P by its
-// channels of V.
+// Forward in float64: products by m16n8k16 (sm_90), everything else in double, one instance with all options. A thread block
+// computes a tile of query rows, each warp 16 of them (forward_rows_f64.cuh). K of the next tile is loaded during the
+// probabilities and the product with V, V during the product with K.
 #pragma once
 
 #include "cuda/attention/key_tiles.cuh"
@@ -10,207 +9,203 @@
 #include "cuda/attention/shard.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/sm80/forward_rows_f64.cuh"
 #include "cuda/sm80/score_f64.cuh"
 #include "cuda/tile/double_tile.cuh"
 
 namespace libflash::cuda::sm80 {
 
+// What all warps read: in shared memory, because registers are short.
+template <int kTileQ, int kTileK>
+struct DoubleForwardTile {
+    TileCoordinates work;
+    SequenceRows q_rows, k_rows;
+    KeyTiles<kTileQ, kTileK> tiles;
+};
+
 template <int kHeadDim, int kTileQ, int kTileK>
 struct DoubleForward {
-    static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
-    static constexpr int kLanes = kThreads / kTileQ;  // that share a row of scores
-    static constexpr int kChannelBlocks = double_channel_blocks(kHeadDim);
+    using Rows = DoubleRows<kHeadDim, kTileK>;
     using Queries = DoubleTile<kTileQ, kHeadDim>;
     using Keys = DoubleTile<kTileK, kHeadDim>;
-    using Scores = DoubleTile<kTileQ, kTileK>;
-    static constexpr int kNumbersAt = Queries::kBytes + 2 * Keys::kBytes + Scores::kBytes;
-    static constexpr int kSharedBytes = kNumbersAt + 2 * kTileQ * 8;
-    // Blocks of scores of a warp: a column of them if there are as many as warps, else a part of one.
-    static constexpr int kColumns = kTileK / 8 < kWarps ? kTileK / 8 : kWarps;
-    static constexpr int kScoreRows = kTileQ / 8 * kColumns / kWarps;
-    static_assert(kTileK <= 8 * kWarps && kScoreRows > 0 && kLanes <= 32, "");
+    static constexpr int kWarps = kTileQ / kRowsOfWarp * Rows::kSharers, kThreads = kWarps * 32;
+    static constexpr int kSlotsAt = Queries::kBytes + 2 * Keys::kBytes;
+    using Present = DoubleForwardTile<kTileQ, kTileK>;
+    static constexpr int kPresentAt = kSlotsAt + kWarps * Rows::kSlotNumbers * 8;
+    static constexpr int kSharedBytes = kPresentAt + (sizeof(Present) + 15) / 16 * 16;
+    static_assert(2 * kTileQ <= kWarps * Rows::kSlotNumbers, "");
 
     const ForwardParams& params;
     Queries q;
     Keys k, v;
-    Scores s;
+    double* slots;             // of the warps; before the first tile the keys that each row sees, after the last one:
     double *factors, *shares;  // of each row: what O is multiplied by, and the share of an earlier result
-    int thread, warp, lane;
-    int key_head;
-    TileCoordinates work;
-    SequenceRows q_rows, k_rows;
-    KeyTiles<kTileQ, kTileK> tiles;
-    ShardRows all;
-    DoubleBlocks<kTileQ / 8, kChannelBlocks> o;
-    // Of this thread's row of scores.
-    int row;
-    int2 seen;
-    double maximum, sum;
+    Present& present;
+    int thread;
+    Rows rows;
 
-    __device__ __forceinline__ DoubleForward(const ForwardParams& p, char* shared) : params(p) {
+    __device__ __forceinline__ DoubleForward(const ForwardParams& p, char* shared)
+        : params(p), present(*reinterpret_cast<Present*>(shared + kPresentAt)) {
         q.data = reinterpret_cast<double*>(shared);
         k.data = q.data + Queries::kBytes / 8;
         v.data = k.data + Keys::kBytes / 8;
-        s.data = v.data + Keys::kBytes / 8;
-        factors = reinterpret_cast<double*>(shared + kNumbersAt);
+        slots = factors = v.data + Keys::kBytes / 8;
         shares = factors + kTileQ;
         thread = threadIdx.x;
-        warp = thread / 32;
-        lane = thread % 32;
     }
 
     // False: the thread block has no work.
     __device__ __forceinline__ bool prepare() {
-        work = tile_coordinates<kTileQ>(params.schedule, params.q_lengths, params.batch);
+        const TileCoordinates work = tile_coordinates<kTileQ>(params.schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return false;
-        q_rows = SequenceRows::of(params.q_lengths, work.batch);
-        k_rows = SequenceRows::of(params.k_lengths, work.batch);
-        tiles.init(params.mask, params.block_mask, work, q_rows, k_rows);
-        if (tiles.first_row >= q_rows.owned) return false;
-        key_head = work.head / params.group_size;
-        row = tiles.first_row + thread / kLanes;
-        all.init(params.shard, params.mask, q_rows, k_rows, work.batch);
-        seen = row < q_rows.length ? all.keys_of(row) : make_int2(0, 0);
+        const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        if (work.tile * kTileQ >= q_rows.owned) return false;
+        if (thread == 0) {
+            present.work = work;
+            present.q_rows = q_rows;
+            present.k_rows = SequenceRows::of(params.k_lengths, work.batch);
+            present.tiles.init(params.mask, params.block_mask, work, q_rows, present.k_rows);
+        }
+        __syncthreads();
+        rows.init(slots, thread / 32, thread % 32);
+        const ShardRows all = shard_rows();
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = present.tiles.first_row + rows.row(h);
+            rows.seen[h] = row < q_rows.length ? all.keys_of(row) : make_int2(0, 0);
+        }
         if (all.has_positions) find_tiles();
-        maximum = -INFINITY;
-        sum = 0.0;
         return true;
     }
+    // Made at each use, because registers are short.
+    __device__ __forceinline__ ShardRows shard_rows() const {
+        ShardRows all;
+        all.init(params.shard, params.mask, present.q_rows, present.k_rows, present.work.batch);
+        return all;
+    }
+    // Whether this thread writes what concerns its rows.
+    __device__ __forceinline__ bool writes() const { return rows.t == 0 && rows.sharer == 0; }
 
     // With positions the key tiles follow from those that the first and the last row see.
     __device__ __forceinline__ void find_tiles() {
-        int2* const ranges = reinterpret_cast<int2*>(factors);
-        if (thread % kLanes == 0) ranges[thread / kLanes] = seen;
+        int2* const ranges = reinterpret_cast<int2*>(slots);
+        if (writes())
+            for (int h = 0; h < 2; ++h) ranges[rows.row(h)] = rows.seen[h];
         __syncthreads();
-        const int last = min(kTileQ, q_rows.length - tiles.first_row) - 1;
-        if (last < 0) return;
-        tiles.set_ranges(ranges[0], ranges[last]);
-        tiles.set_blocks(params.block_mask, work);
+        const int last = min(kTileQ, present.q_rows.length - present.tiles.first_row) - 1;
+        if (thread == 0 && last >= 0) {
+            present.tiles.set_ranges(ranges[0], ranges[last]);
+            present.tiles.set_blocks(params.block_mask, present.work);
+        }
+        __syncthreads();
     }
 
-    // K and V of a tile, as two groups of copies.
-    __device__ __forceinline__ void load_keys(int tile) const {
-#pragma unroll 1
-        for (int i = 0; i < 2; ++i) {
-            const RowsParams& rows = i == 0 ? params.k : params.v;
-            const Keys to{i == 0 ? k.data : v.data};
-            to.template load_async<kThreads>(rows_of(rows, work.batch, key_head, k_rows.start), rows.row, tile * kTileK,
-                                             k_rows.length, i == 0 ? params.head_dim : params.head_dim_v, thread);
-            cp_async_commit();
-        }
+    __device__ __forceinline__ void load(const Keys& to, const RowsParams& from, int channels, int tile) const {
+        const double* const first =
+            rows_of(from, present.work.batch, present.work.head / params.group_size, present.k_rows.start);
+        to.template load_pairs_async<kThreads>(first, from.row, tile * kTileK, present.k_rows.length, channels, thread);
+    }
+    __device__ __forceinline__ void load_k(int tile) const {
+        if (tile >= 0) load(k, params.k, params.head_dim, tile);
+        cp_async_commit();
     }
 
-    __device__ __forceinline__ void multiply_qk() {
-        DoubleBlocks<kScoreRows, 1> c;
-        clear(c);
-        const int first_row = warp / kColumns * kScoreRows * 8, col = warp % kColumns * 8;
-        add_scores(c, q, first_row, k, col, params.head_dim, lane);
-#pragma unroll
-        for (int r = 0; r < kScoreRows; ++r)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) s.at(first_row + r * 8 + lane / 4, col + lane % 4 * 2 + e) = c[r][0][e];
+    // Whether a score is more than the scaled dot product.
+    __device__ __forceinline__ bool has_options() const {
+        const RareParams& rare = params.rare;
+        return params.in_double.softcap > 0.0 || rare.alibi_slopes.data || rare.bias.data || rare.mask.data ||
+               rare.dropout.active;
     }
-
-    // Dot products become probabilities times exp(-maximum); `factors` what earlier sums must be multiplied by.
-    __device__ __forceinline__ void apply_softmax(const DoubleScore<ForwardParams>& score, int tile) {
-        const int local = thread / kLanes, first_key = tile * kTileK;
-        double largest = -INFINITY, bent;
-#pragma unroll 1
-        for (int col = thread % kLanes; col < kTileK; col += kLanes) {
-            const int key = first_key + col;
-            const bool visible = key >= seen.x && key < seen.y && score.keeps(row, key);
-            const double x = visible ? score.score(s.at(local, col), row, key, &bent) : -INFINITY;
-            s.at(local, col) = x;
-            largest = fmax(largest, x);
+    __device__ __forceinline__ uint32_t make_scores(typename Rows::Scores& s, int tile) const {
+        if (!has_options()) {
+            rows.scale(s, params.in_double.softmax_scale, tile * kTileK);
+            return 0;
         }
-        const double raised = fmax(maximum, largest_of_lanes<kLanes>(largest));
-        const double base = raised == -INFINITY ? 0.0 : raised;
-        double more = 0.0;
-#pragma unroll 1
-        for (int col = thread % kLanes; col < kTileK; col += kLanes) {
-            const double p = exp(s.at(local, col) - base);
-            more += p;
-            s.at(local, col) = keeps(first_key + col) ? p : 0.0;
-        }
-        const double factor = exp(maximum - base);
-        sum = sum * factor + sum_of_lanes<kLanes>(more);
-        maximum = raised;
-        if (thread % kLanes == 0) factors[local] = factor;
-    }
-    __device__ __forceinline__ bool keeps(int key) const {
-        if (!params.rare.dropout.active) return true;
-        return dropout_keeps(params.rare.dropout, dropout_head(params.shard, work.batch, work.head),
-                             all.has_positions ? all.rows.at(row) : row, all.has_positions ? all.columns.at(key) : key);
-    }
-
-    __device__ __forceinline__ void multiply_pv() {
-#pragma unroll
-        for (int r = 0; r < kTileQ / 8; ++r) {
-            const double factor = factors[r * 8 + lane / 4];
-#pragma unroll
-            for (int i = 0; i < kChannelBlocks * 2; ++i) o[r][i / 2][i % 2] *= factor;
-        }
-        add_values<false, kTileK, kWarps>(o, s, v, params.head_dim_v, warp, lane);
+        const ShardRows all = shard_rows();
+        const DoubleScore<ForwardParams> score(params, present.work, all.alibi_shift);
+        const uint32_t head = dropout_head(params.shard, present.work.batch, present.work.head);
+        const int first = present.tiles.first_row;
+        return rows.score(
+            s, tile * kTileK,
+            [&](double dot, int row, int key) {
+                double bent;
+                return score.keeps(first + row, key) ? score.score(dot, first + row, key, &bent) : -INFINITY;
+            },
+            [&](int row, int key) {
+                return !dropout_keeps(params.rare.dropout, head, all.has_positions ? all.rows.at(first + row) : first + row,
+                                      all.has_positions ? all.columns.at(key) : key);
+            });
     }
 
     __device__ __forceinline__ void loop_over_keys() {
-        const DoubleScore<ForwardParams> score(params, work, all.alibi_shift);
-        clear(o);
-        q.template load_async<kThreads>(rows_of(params.q, work.batch, work.head, q_rows.start), params.q.row, tiles.first_row,
-                                        q_rows.length, params.head_dim, thread);
-        int cursor = tiles.list_count;
+        int cursor = present.tiles.list_count, tile = present.tiles.previous(present.tiles.end, cursor);
+        q.template load_pairs_async<kThreads>(rows_of(params.q, present.work.batch, present.work.head, present.q_rows.start),
+                                              params.q.row, present.tiles.first_row, present.q_rows.length, params.head_dim,
+                                              thread);
+        load_k(tile);
 #pragma unroll 1
-        for (int tile = tiles.end; (tile = tiles.previous(tile, cursor)) >= 0;) {
-            __syncthreads();  // no warp reads V and P of the previous tile
-            load_keys(tile);
-            cp_async_wait<1>();
-            __syncthreads();  // Q and K have arrived
-            multiply_qk();
-            __syncthreads();  // S is complete
-            apply_softmax(score, tile);
+        while (tile >= 0) {
             cp_async_wait<0>();
-            __syncthreads();  // V and P are complete
-            multiply_pv();
+            __syncthreads();  // Q and K have arrived; no warp reads V of the previous tile
+            load(v, params.v, params.head_dim_v, tile);
+            cp_async_commit();
+            typename Rows::Scores s;
+            const bool used = rows.sees_any(tile * kTileK);
+            if (used) rows.multiply_qk(s, q, k, params.head_dim);
+            cp_async_wait<0>();
+            __syncthreads();  // V has arrived; no warp reads K
+            const int current = tile;
+            load_k(tile = present.tiles.previous(tile, cursor));
+            if (!used) continue;
+            rows.apply_softmax(s, make_scores(s, current));
+            rows.multiply_pv(s, v, params.head_dim_v);
         }
         cp_async_wait<0>();
     }
 
     // The factors of the rows, with one more score: that of the sink or of the earlier result. Writes LSE.
     __device__ __forceinline__ void normalize() {
-        const bool exists = row < q_rows.length, writes = thread % kLanes == 0;
-        double* const lse = params.lse.data ? row_numbers(params.lse, work.batch, work.head, q_rows.start) : nullptr;
-        double other = params.sink.data ? head_number_at(params.sink, work.batch, work.head) : -INFINITY;
-        if (params.continues) other = exists ? lse[row * params.lse.row] : -INFINITY;
-        __syncwarp();  // the threads of a row have read its LSE
-        const double largest = fmax(maximum, other);
-        const double base = largest == -INFINITY ? 0.0 : largest;
-        const double factor = exp(maximum - base), share = exp(other - base);
-        const double total = sum * factor + share;
-        // NaN in total propagates: the comparison with 0 is true.
-        const bool any = exists && total != 0.0;
-        if (writes) {
-            factors[thread / kLanes] = any ? factor / total * params.in_double.keep_factor : 0.0;
-            shares[thread / kLanes] = params.continues && any && other != -INFINITY ? share / total : 0.0;
-            if (lse && row < q_rows.owned) lse[row * params.lse.row] = any ? base + log(total) : -INFINITY;
+        double* const lse =
+            params.lse.data ? row_numbers(params.lse, present.work.batch, present.work.head, present.q_rows.start) : nullptr;
+#pragma unroll 1
+        for (int h = 0; h < 2; ++h) {
+            const double sum = sum_of_lanes<4>(h == 0 ? rows.sum[0] : rows.sum[1]);
+            if (!writes()) continue;
+            const int local = rows.row(h), row = present.tiles.first_row + local;
+            const bool exists = row < present.q_rows.length;
+            const double maximum = h == 0 ? rows.maximum[0] : rows.maximum[1];
+            double other = params.sink.data ? head_number_at(params.sink, present.work.batch, present.work.head) : -INFINITY;
+            if (params.continues) other = exists ? lse[row * params.lse.row] : -INFINITY;
+            const double largest = fmax(maximum, other);
+            const double base = largest == -INFINITY ? 0.0 : largest;
+            const double factor = exp(maximum - base), share = exp(other - base);
+            const double total = sum * factor + share;
+            // NaN in total propagates: the comparison with 0 is true.
+            const bool any = exists && total != 0.0;
+            factors[local] = any ? factor / total * params.in_double.keep_factor : 0.0;
+            shares[local] = params.continues && any && other != -INFINITY ? share / total : 0.0;
+            if (lse && row < present.q_rows.owned) lse[row * params.lse.row] = any ? base + log(total) : -INFINITY;
         }
     }
 
     // O is staged in the tile of Q. A factor of 0 means a row that sees no key or a row past the end. The latter may hold NaN,
     // so it is not multiplied.
     __device__ __forceinline__ void store() {
-        double* const out = rows_of(params.out, work.batch, work.head, q_rows.start + tiles.first_row);
-        for_elements<kThreads>(q, q_rows.owned - tiles.first_row, params.head_dim_v, thread, [&](double x, int r, int col) {
-            double& at = out[r * params.out.row + col];
-            const double here = factors[r] == 0.0 ? 0.0 : x * factors[r];
-            at = shares[r] == 0.0 ? here : fma(shares[r], at, here);
-        });
+        double* const out =
+            rows_of(params.out, present.work.batch, present.work.head, present.q_rows.start + present.tiles.first_row);
+        for_elements<kThreads>(q, present.q_rows.owned - present.tiles.first_row, params.head_dim_v, thread,
+                               [&](double x, int r, int col) {
+                                   double& at = out[r * params.out.row + col];
+                                   const double here = factors[r] == 0.0 ? 0.0 : x * factors[r];
+                                   at = shares[r] == 0.0 ? here : fma(shares[r], at, here);
+                               });
     }
 
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
         loop_over_keys();
-        __syncthreads();  // no warp reads Q and the factors of the last tile
-        stage<kWarps>(o, q, warp, lane);
+        __syncthreads();  // no warp reads Q, and none the slots of the last tile
+        rows.stage(q);
         normalize();
         __syncthreads();
         store();
@@ -221,7 +216,8 @@ template <class Kernel>
 using DoubleForwardOf = DoubleForward<Kernel::config.head_dim, Kernel::config.tile_q, Kernel::config.tile_k>;
 
 template <class Kernel>
-__global__ void __launch_bounds__(kDoubleThreads, 2) forward_kernel(const __grid_constant__ ForwardParams params) {
+__global__ void __launch_bounds__(DoubleForwardOf<Kernel>::kThreads, 1)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
     extern __shared__ __align__(128) char shared[];
     DoubleForwardOf<Kernel> body(params, shared);
     body.run();
@@ -243,7 +239,7 @@ namespace libflash::cuda {
 
 template <class Kernel>
 KernelResources resources_of_forward(int, int) {
-    return {sm80::kDoubleThreads, sm80::DoubleForwardOf<Kernel>::kSharedBytes};
+    return {sm80::DoubleForwardOf<Kernel>::kThreads, sm80::DoubleForwardOf<Kernel>::kSharedBytes};
 }
 
 // Enqueues the work on `stream` and returns the CUDA error.

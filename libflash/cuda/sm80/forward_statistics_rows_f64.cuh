@@ -1,7 +1,7 @@
-// Forward in float64: products by m8n8k4, everything else in double, one instance with all options. A thread block computes a
-// tile of query rows. Its warps share the scores of a tile of keys through shared memory: each computes some blocks of S = Q
-// K^T, then all threads make probabilities of them, several threads for a row, and each warp multiplies all of P by its
-// channels of V.
+// Forward in float64 with statistics of the rows: products by m8n8k4, everything else in double, one instance with all
+// options. A thread block computes a tile of query rows. Its warps share the scores of a tile of keys through shared memory:
+// each computes some blocks of S = Q K^T, then all threads make probabilities of them, several threads for a row, and each warp
+// multiplies all of P by its channels of V. Unlike the kernel without statistics (forward_f64.cuh) it is not made for speed.
 #pragma once
 
 #include "cuda/attention/key_tiles.cuh"
@@ -16,7 +16,6 @@
 
 namespace libflash::cuda::sm80 {
 
-// kStatistics: with statistics of the rows (forward_statistics_f64.cuh).
 template <int kHeadDim, int kTileQ, int kTileK>
 struct DoubleStatisticsForward {
     using Params = ForwardStatisticsParams;

@@ -13,18 +13,23 @@ namespace libflash::cuda {
 constexpr int kTermStep = 16;
 
 // kCols: a power of two, 8 or more. Groups of four neighbouring numbers are permuted within 128 bytes, so that a fragment of
-// four rows by four columns, and one of four columns by four rows, takes each bank once.
+// four rows by four columns, one of four columns by four rows, and one of four columns by every second of eight rows take each
+// bank once.
 template <int kRows, int kCols>
 struct DoubleTile {
     static constexpr int kBytes = kRows * kCols * 8;
-    static constexpr unsigned kRowsOfLine = kCols < 16 ? 16 / kCols : 1;  // of 128 bytes
-    static constexpr unsigned kGroups = kCols < 16 ? kCols / 4 : 4;
+    static constexpr bool kIsNarrow = kCols < 16;  // two rows in 128 bytes
 
     double* data;
 
+    // What the number of a group of a row is combined with.
+    __device__ static __forceinline__ unsigned permutation(unsigned row) {
+        return kIsNarrow ? row / 2 % 2 : row / 2 % 4 ^ row % 2 * 2;
+    }
+
     // Unsigned numbers need fewer instructions.
     __device__ __forceinline__ double& at(unsigned row, unsigned col) const {
-        return data[row * kCols + (col ^ row / kRowsOfLine % kGroups * 4)];
+        return data[row * kCols + (col ^ permutation(row) * 4)];
     }
 
     // Loads rows [first, first + kRows) of a matrix of `rows` x `cols`; what is outside becomes 0, up to the next multiple of
@@ -40,6 +45,24 @@ struct DoubleTile {
             const unsigned row = (begin + i) / kCols, col = (begin + i) % kCols;
             if (col / kTermStep * kTermStep < end_col)
                 cp_async_8(shared_address(&at(row, col)), source + row * stride + col, row < end_row && col < end_col);
+        }
+    }
+
+    // The same. Two numbers are copied at a time where the rows are aligned to them and have an even number of columns.
+    template <int kThreads>
+    __device__ __forceinline__ void load_pairs_async(const double* matrix, int64_t stride, int first, int rows, int cols,
+                                                     int thread) const {
+        const double* const source = matrix + first * stride;
+        if ((reinterpret_cast<uintptr_t>(source) | static_cast<uintptr_t>(stride * 8) | cols * 8u) % 16 != 0) {
+            load_async<kThreads>(matrix, stride, first, rows, cols, thread);
+            return;
+        }
+        const unsigned begin = hide_from_compiler(thread) * 2, end_row = max(rows - first, 0), end_col = cols;
+#pragma unroll 4
+        for (unsigned i = 0; i < kRows * kCols; i += 2 * kThreads) {
+            const unsigned row = (begin + i) / kCols, col = (begin + i) % kCols;
+            if (col / kTermStep * kTermStep < end_col)
+                cp_async_16(shared_address(&at(row, col)), source + row * stride + col, row < end_row && col < end_col);
         }
     }
 };

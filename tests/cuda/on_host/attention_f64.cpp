@@ -13,7 +13,7 @@ struct ForwardKernel {
 };
 struct StatisticsKernel {
     static constexpr KernelConfig config{
-        "forward", Operation::forward, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, "", "", true};
+        "forward", Operation::forward, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, STATISTICS_TILE, 1, "", "", true};
 };
 struct BackwardKernel {
     static constexpr KernelConfig config{

@@ -362,6 +362,17 @@ inline long long __double_as_longlong(double x) {
     std::memcpy(&bits, &x, sizeof bits);
     return bits;
 }
+inline double __hiloint2double(int high, int low) {
+    const uint64_t bits = uint64_t{static_cast<uint32_t>(high)} << 32 | static_cast<uint32_t>(low);
+    double x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+inline int __double2loint(double x) {
+    uint64_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return static_cast<int>(static_cast<uint32_t>(bits));
+}
 inline float __double2float_rz(double x) {
     const float nearest = static_cast<float>(x);
     return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;

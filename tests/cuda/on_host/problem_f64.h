@@ -16,8 +16,8 @@ using Real = long double;
 using Numbers = std::vector<double>;
 using Exact = std::vector<Real>;
 
-// Fewer channels than the kernel has; another number of V. Rows are not aligned to 16 bytes.
-constexpr int kDim = HEAD_DIM - 3, kDimV = HEAD_DIM / 2 + 5;
+// Fewer channels than the kernel has; another number of V. With an odd number of them rows are not aligned to 16 bytes.
+constexpr int kDim = HEAD_DIM - CHANNELS_LEFT_OUT, kDimV = HEAD_DIM / 2 + 2 + CHANNELS_LEFT_OUT;
 constexpr int kBatch = 2, kHeads = 4, kKeyHeads = 2, kGroup = kHeads / kKeyHeads;
 constexpr int kRows = 150, kKeys = 200;  // of each sequence, if they are not packed
 constexpr double kDrop = 0.25;

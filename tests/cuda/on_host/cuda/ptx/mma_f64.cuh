@@ -22,4 +22,25 @@ inline void mma_m8n8k4(double (&c)[2], double a, double b) {
     emulation::wait_for_warp();
 }
 
+// m16n8k8 and m16n8k16: kSteps times four columns of A.
+template <int kSteps>
+void mma_m16n8_of_steps(double (&c)[4], const double (&a)[2 * kSteps], const double (&b)[kSteps]) {
+    struct Operands {
+        double a[16][16], b[8][16];  // [row][k], [column][k]
+    };
+    static Operands of_warps[emulation::kMostResident * emulation::kMaxWarps];
+    Operands& of_warp = of_warps[emulation::resident_thread() / 32];
+    const int g = emulation::lane() / 4, t = emulation::lane() % 4;
+    for (int i = 0; i < kSteps; ++i) {
+        for (int h = 0; h < 2; ++h) of_warp.a[g + 8 * h][t + 4 * i] = a[2 * i + h];
+        of_warp.b[g][t + 4 * i] = b[i];
+    }
+    emulation::wait_for_warp();
+    for (int e = 0; e < 4; ++e)
+        for (int k = 0; k < 4 * kSteps; ++k) c[e] = std::fma(of_warp.a[g + e / 2 * 8][k], of_warp.b[2 * t + e % 2][k], c[e]);
+    emulation::wait_for_warp();
+}
+inline void mma_m16n8(double (&c)[4], const double (&a)[4], const double (&b)[2]) { mma_m16n8_of_steps<2>(c, a, b); }
+inline void mma_m16n8(double (&c)[4], const double (&a)[8], const double (&b)[4]) { mma_m16n8_of_steps<4>(c, a, b); }
+
 }  // namespace libflash::cuda

@@ -1,0 +1,214 @@
+// What a warp of forward in float64 does with a tile of keys: 16 query rows, whose scores, probabilities and sums of values stay
+// in registers. With more than 128 channels two warps have the same rows: each multiplies every second block of 16 channels, they
+// add their scores through shared memory, and both make the probabilities, so that each has them for its channels of V.
+//
+// Lane 4 * g + t has rows g and g + 8, and of each block of 8 keys numbers 2t and 2t + 1. The keys of the second product may come
+// in any order, so key 2t + e is number t + 4e of its left operand, which the lane has too.
+#pragma once
+
+#include "cuda/attention/shard.cuh"
+#include "cuda/params.h"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/mma_f64.cuh"
+#include "cuda/sm80/score_f64.cuh"
+#include "cuda/tile/double_tile.cuh"
+#include "cuda/tile/exp_f64.cuh"
+
+namespace libflash::cuda::sm80 {
+
+constexpr int kRowsOfWarp = 16;
+
+template <int kHeadDim, int kTileK>
+struct DoubleRows {
+    static constexpr int kSharers = kHeadDim > 128 ? 2 : 1;  // warps that have the same rows
+    static constexpr int kKeyBlocks = kTileK / 8;
+    static constexpr int kSteps = kTileK < 16 ? 2 : 4;  // of four keys, of a product with V
+    static constexpr int kChannelBlocks = kHeadDim / 8 / kSharers;
+    static constexpr int kChunk = 4;                           // blocks of channels that are multiplied or left out together
+    static constexpr int kSlotNumbers = kRowsOfWarp * kTileK;  // of a warp in shared memory
+    static constexpr int kElements = kKeyBlocks * 4;           // scores of a lane
+    static_assert(kTileK == 8 || kTileK % 16 == 0, "");
+    static_assert(kElements <= 32 && kChannelBlocks % kChunk == 0, "");
+    using Scores = double[kKeyBlocks][4];
+
+    double o[kChannelBlocks][4];
+    int2 seen[2];  // keys of each row
+    double maximum[2], sum[2];
+    double *slots, *slots_of_other;  // of this warp and of the one with the same rows
+    int local;                       // the first row in the tile
+    int sharer;                      // which of the warps with these rows
+    unsigned g, t;
+
+    __device__ __forceinline__ void init(double* slots_of_warps, int warp, int lane) {
+        local = warp / kSharers * kRowsOfWarp;
+        sharer = warp % kSharers;
+        slots = slots_of_warps + warp * kSlotNumbers + lane;
+        slots_of_other = slots_of_warps + (warp ^ 1) * kSlotNumbers + lane;
+        g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int n = 0; n < kChannelBlocks; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[n][e] = 0.0;
+        maximum[0] = maximum[1] = -INFINITY;
+        sum[0] = sum[1] = 0.0;
+    }
+    __device__ __forceinline__ int row(int h) const { return local + h * 8 + g; }
+
+    // The first channel of a block of 8 of this warp.
+    __device__ __forceinline__ int channel_of(int block) const { return (block / 2 * kSharers + sharer) * 16 + block % 2 * 8; }
+
+    // Until the other warp with these rows is here.
+    __device__ __forceinline__ void wait_for_sharer() const {
+        if (kSharers > 1) named_barrier_wait(1 + local / kRowsOfWarp, 64);
+    }
+
+    // s = Q K^T, over all channels.
+    template <class Queries, class Keys>
+    __device__ __forceinline__ void multiply_qk(Scores& s, const Queries& q, const Keys& k, int channels) const {
+#pragma unroll
+        for (int n = 0; n < kKeyBlocks; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[n][e] = 0.0;
+        // Rows of both tiles are permuted as row g is, and columns are multiples of 16 more than these.
+        const unsigned permuted = Keys::permutation(g) * 4;
+        const double *const left = q.data + (local + g) * kHeadDim, *const right = k.data + g * kHeadDim;
+        unsigned at[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) at[i] = (4 * i ^ permuted) + t;
+#pragma unroll 1
+        for (int c = sharer * 16; c < channels; c += 16 * kSharers) {
+            double a[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) a[i] = left[i % 2 * 8 * kHeadDim + c + at[i / 2]];
+#pragma unroll
+            for (int n = 0; n < kKeyBlocks; ++n) {
+                double b[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) b[i] = right[n * 8 * kHeadDim + c + at[i]];
+                mma_m16n8(s[n], a, b);
+            }
+        }
+        if (kSharers > 1) add_scores_of_sharer(s);
+    }
+    // Both warps compute the same sums, bit for bit.
+    __device__ __forceinline__ void add_scores_of_sharer(Scores& s) const {
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) slots[i * 32] = s[i / 4][i % 4];
+        wait_for_sharer();
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) s[i / 4][i % 4] += slots_of_other[i * 32];
+    }
+
+    // Whether a row sees a key of the tile, and whether all rows see all keys; the same in all lanes.
+    __device__ __forceinline__ bool sees_any(int first_key) const {
+        const auto sees = [&](int2 keys) { return keys.x < first_key + kTileK && keys.y > first_key; };
+        return __any_sync(0xffffffffu, sees(seen[0]) || sees(seen[1]));
+    }
+    __device__ __forceinline__ bool sees_all(int first_key) const {
+        const auto sees = [&](int2 keys) { return keys.x <= first_key && keys.y >= first_key + kTileK; };
+        return !__any_sync(0xffffffffu, !sees(seen[0]) || !sees(seen[1]));
+    }
+
+    // The dot products become scores, -infinity where a row does not see a key. Without options of scores.
+    __device__ __forceinline__ void scale(Scores& s, double factor, int first_key) const {
+        const bool whole = sees_all(first_key);
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) {
+            const int key = first_key + i / 4 * 8 + 2 * static_cast<int>(t) + i % 2;
+            const int2 keys = seen[i % 4 / 2];
+            double& x = s[i / 4][i % 4];
+            x = whole || (key >= keys.x && key < keys.y) ? x * factor : -INFINITY;
+        }
+    }
+    // The same by a rule, in a loop that contains it once: rule(dot, row in the tile, key) is the score of a visible element. Bit
+    // i of the result: drops(row in the tile, key) of element i.
+    template <class Rule, class Drops>
+    __device__ __forceinline__ uint32_t score(Scores& s, int first_key, const Rule& rule, const Drops& drops) const {
+        wait_for_sharer();  // it has read the dot products
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) slots[i * 32] = s[i / 4][i % 4];
+        uint32_t dropped = 0;
+#pragma unroll 1
+        for (int i = 0; i < kElements; ++i) {
+            const int key = first_key + i / 4 * 8 + 2 * static_cast<int>(t) + i % 2, h = i % 4 / 2;
+            const int2 keys = h == 0 ? seen[0] : seen[1];
+            const bool visible = key >= keys.x && key < keys.y;
+            slots[i * 32] = visible ? rule(slots[i * 32], row(h), key) : -INFINITY;
+            if (visible && drops(row(h), key)) dropped |= 1u << i;
+        }
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) s[i / 4][i % 4] = slots[i * 32];
+        return dropped;
+    }
+
+    // Scores become probabilities times exp(-maximum), 0 where they are dropped; O and the sums are adapted to a new maximum.
+    __device__ __forceinline__ void apply_softmax(Scores& s, uint32_t dropped) {
+        double factors[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            double largest = -INFINITY;
+#pragma unroll
+            for (int n = 0; n < kKeyBlocks; ++n) largest = fmax(largest, fmax(s[n][2 * h], s[n][2 * h + 1]));
+            const double raised = fmax(maximum[h], largest_of_lanes<4>(largest));
+            const double base = raised == -INFINITY ? 0.0 : raised;
+            double more = 0.0;
+#pragma unroll
+            for (int n = 0; n < kKeyBlocks; ++n)
+#pragma unroll
+                for (int e = 2 * h; e < 2 * h + 2; ++e) {
+                    const double p = exp_of_score(s[n][e] - base);
+                    more += p;
+                    s[n][e] = dropped >> (n * 4 + e) & 1 ? 0.0 : p;
+                }
+            factors[h] = exp_of_score(maximum[h] - base);
+            sum[h] = sum[h] * factors[h] + more;
+            maximum[h] = raised;
+        }
+        if (!__any_sync(0xffffffffu, factors[0] != 1.0 || factors[1] != 1.0)) return;
+#pragma unroll
+        for (int n = 0; n < kChannelBlocks; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[n][e] *= factors[e / 2];
+    }
+
+    // o += P V. Channels past the last one are not stored, so they may be anything.
+    template <class Values>
+    __device__ __forceinline__ void multiply_pv(const Scores& p, const Values& v, int channels) {
+        // Keys 2t and 2t + 1 of a block of 8; channels are multiples of 16 more than these.
+        const double* at[2][2];  // [key][block of channels]
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const unsigned key = 2 * t + i / 2;
+            at[i / 2][i % 2] = v.data + key * kHeadDim + ((i % 2 * 8 + g) ^ Values::permutation(key) * 4) + sharer * 16;
+        }
+#pragma unroll
+        for (int chunk = 0; chunk < kChannelBlocks; chunk += kChunk) {
+            if (channel_of(chunk) >= channels) break;
+#pragma unroll
+            for (int first = 0; first < kKeyBlocks; first += kSteps / 2) {
+                double a[2 * kSteps];
+#pragma unroll
+                for (int i = 0; i < 2 * kSteps; ++i) a[i] = p[first + i / 4][i % 2 * 2 + i / 2 % 2];
+#pragma unroll
+                for (int n = chunk; n < chunk + kChunk; ++n) {
+                    double b[kSteps];
+#pragma unroll
+                    for (int i = 0; i < kSteps; ++i)
+                        b[i] = at[i % 2][n % 2][(first + i / 2) * 8 * kHeadDim + n / 2 * kSharers * 16];
+                    mma_m16n8(o[n], a, b);
+                }
+            }
+        }
+    }
+
+    // Writes O to the rows of a tile.
+    template <class Tile>
+    __device__ __forceinline__ void stage(const Tile& tile) const {
+#pragma unroll
+        for (int n = 0; n < kChannelBlocks; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) tile.at(row(e / 2), channel_of(n) + 2 * t + e % 2) = o[n][e];
+    }
+};
+
+}  // namespace libflash::cuda::sm80
