@@ -15,16 +15,12 @@ libflash_folder_architectures()
 # comes from PTX for the same architecture have one more: sm80/forward.cuh takes fewer scores at a time from version 100 on; for
 # the others the sources are the same.
 set(versions 80 90)
-# The same of all kernels of an operation or a type: the sources of those on tangents test none, and those of float64 only in
-# forward, whose products are single instructions from sm_90 on. Forward with statistics is compiled for few architectures
-# (architectures.cmake).
+# The same of all kernels of an operation or a type: the sources of those on tangents test none. Products of float64 are single
+# instructions from sm_90 on. Forward with statistics is compiled for few architectures (architectures.cmake).
 set(versions_forward_tangent 80)
 set(versions_backward_tangent 80)
-set(versions_f64 80)
+set(versions_f64 80 90)
 set(versions_forward_statistics 80)
-set(versions_forward_sm80_f64_d64 80 90)
-set(versions_forward_sm80_f64_d128 80 90)
-set(versions_forward_sm80_f64_d256 80 90)
 set(versions_forward_sm80_bf16_d128 80 90 100)
 set(versions_forward_sm80_f16_d128 80 90 100)
 set(versions_forward_sm80_f32_d128 80 90 100)

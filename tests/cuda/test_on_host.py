@@ -104,12 +104,12 @@ BACKWARD_TANGENT_CASES = ((1, 1, 0, 15), (1, 1, 1, 15), (1, 1, 1, 1), (1, 1, 0, 
 TANGENT_CASES = ((1, 1, 0, 7), (1, 1, 1, 7), (2, 1, 1, 1), (2, 1, 0, 2), (1, 1, 0, 4), (1, 4000, 0, 7))
 
 # float64: head_dim, tiles of forward, of backward and of the tangents; options and magnitude of the inputs (attention_f64.cpp),
-# options, tangents and tdelta (tangent_f64.cpp). The last number: channels that the kernel has and the tensors lack. Backward and
-# the tangents of 64 channels are not in the table.
+# options, tangents and tdelta (tangent_f64.cpp). Then channels that the kernel has and the tensors lack, and the architecture
+# whose code runs. The table has no tangents of 64 channels.
 DOUBLE_KERNELS = {"128": (128, "128, 32", "16, 16", "16, 16", 3), "256": (256, "64, 16", "8, 16", "8, 8", 4)}
-DOUBLE_FORWARD_KERNELS = {
-    "64": (64, "64, 32", "16, 16", "", 4),
-    "128-small": (128, "32, 16", "16, 16", "", 4),
+DOUBLE_SMALL_KERNELS = {
+    "64": (64, "64, 32", "32, 32", "", 4),
+    "128-small": (128, "32, 16", "16, 16", "", 4, 80),
     "256-small": (256, "16, 8", "8, 16", "", 3),
 }
 DOUBLE_CASES = ((0, 1), (0, 4), (1, 1), (3, 4), (4, 1), (7, 1), (9, 1), (15, 1), (16, 1), (18, 1), (19, 1))
@@ -325,9 +325,10 @@ def backward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
     return program._replace(source="backward_tangent.cpp", headers=("sm80/backward_tangent.cuh",))
 
 
-def doubles(head_dim: int, forward: str, backward: str, tangent: str, left_out: int) -> Program:
+def doubles(head_dim: int, forward: str, backward: str, tangent: str, left_out: int, arch: int = 90) -> Program:
     defines = {"HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward, "TANGENT_TILE": tangent}
-    defines |= {"CHANNELS_LEFT_OUT": left_out, "STATISTICS_TILE": "16, 16" if head_dim > 128 else "32, 16"}
+    defines |= {"CHANNELS_LEFT_OUT": left_out, "__CUDA_ARCH__": arch * 10}
+    defines |= {"STATISTICS_TILE": "16, 16" if head_dim > 128 else "32, 16"}
     headers = ("attention/head_maxima.cuh", "sm80/backward_f64.cuh", "sm80/forward_f64.cuh", "sm80/forward_statistics_f64.cuh")
     return Program("attention_f64.cpp", headers, tuple(defines.items()))
 
@@ -434,7 +435,7 @@ ATTENTION_RUNS = runs(
 PART_RUNS = runs({name: parts(*sizes) for name, sizes in PART_KERNELS.items()}, lambda _: PART_CASES)
 TANGENT_RUNS = runs({name: forward_tangent(*sizes) for name, sizes in TANGENT_KERNELS.items()}, lambda _: TANGENT_CASES)
 DOUBLE_RUNS = runs(
-    {name: doubles(*sizes) for name, sizes in (DOUBLE_KERNELS | DOUBLE_FORWARD_KERNELS).items()},
+    {name: doubles(*sizes) for name, sizes in (DOUBLE_KERNELS | DOUBLE_SMALL_KERNELS).items()},
     lambda name: DOUBLE_CASES if name in ("64", "128") else DOUBLE_CASES[::2],
 )
 DOUBLE_TANGENT_RUNS = runs(
@@ -748,7 +749,7 @@ def test_tiles_are_those_of_kernels_table() -> None:
         tile_q, tile_k, stages = tile.split(", ")
         line = rf"decode +sm80 +{dtype.rstrip('_')} +576x512 +{tile_q}x{tile_k} +{stages} "
         assert re.search(line, table), line
-    doubles = [sizes[:4] for sizes in DOUBLE_KERNELS.values()] + [sizes[:2] for sizes in DOUBLE_FORWARD_KERNELS.values()]
+    doubles = [sizes[:4] for sizes in DOUBLE_KERNELS.values()] + [sizes[:3] for sizes in DOUBLE_SMALL_KERNELS.values()]
     for head_dim, *tiles in doubles:
         for operation, tile in zip(("forward", "backward", "backward_tangent"), tiles, strict=False):
             line = rf"{operation} +sm80 +f64 +{head_dim} +{tile.replace(', ', 'x')} +1 "

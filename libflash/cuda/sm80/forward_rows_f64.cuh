@@ -85,7 +85,7 @@ struct DoubleRows {
                 double b[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) b[i] = right[n * 8 * kHeadDim + c + at[i]];
-                mma_m16n8(s[n], a, b);
+                mma_m16n8(s[n][0], s[n][1], s[n][2], s[n][3], a, b);
             }
         }
         if (kSharers > 1) add_scores_of_sharer(s);
@@ -195,7 +195,7 @@ struct DoubleRows {
 #pragma unroll
                     for (int i = 0; i < kSteps; ++i)
                         b[i] = at[i % 2][n % 2][(first + i / 2) * 8 * kHeadDim + n / 2 * kSharers * 16];
-                    mma_m16n8(o[n], a, b);
+                    mma_m16n8(o[n][0], o[n][1], o[n][2], o[n][3], a, b);
                 }
             }
         }

@@ -76,8 +76,8 @@ struct DoubleGradients {
         for (int i = 0; i < 2; ++i) {
             const RowsParams& rows = i == 0 ? from : from_other;
             tile.data = i == 0 ? to : to_other;
-            tile.template load_async<kThreads>(rows_of(rows, work.batch, head, sequence.start), rows.row, first, sequence.length,
-                                               i == 0 ? params.head_dim : params.head_dim_v, thread);
+            tile.template load_pairs_async<kThreads>(rows_of(rows, work.batch, head, sequence.start), rows.row, first,
+                                                     sequence.length, i == 0 ? params.head_dim : params.head_dim_v, thread);
         }
         cp_async_commit();
     }

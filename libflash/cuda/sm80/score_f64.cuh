@@ -6,6 +6,7 @@
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/shard.cuh"
+#include "cuda/tile/exp_f64.cuh"
 
 namespace libflash::cuda::sm80 {
 
@@ -55,7 +56,7 @@ __device__ __forceinline__ double largest_of_lanes(double x) {
 // exp(score - lse), at most 1: the rounding error of a large LSE must not make it overflow. NaN propagates.
 __device__ __forceinline__ double probability(double score, double lse) {
     const double exponent = score - lse;
-    return exp(exponent > 0.0 ? 0.0 : exponent);
+    return exp_of_score(exponent > 0.0 ? 0.0 : exponent);
 }
 
 // The options of one head of one sequence. Params: of forward, backward or a tangent.

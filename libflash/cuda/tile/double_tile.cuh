@@ -79,23 +79,53 @@ __device__ __forceinline__ void clear(DoubleBlocks<kRowBlocks, kColBlocks>& c) {
         for (int n = 0; n < kColBlocks; ++n) c[r][n][0] = c[r][n][1] = 0.0;
 }
 
+// Whether rows of A are multiplied 16 at a time, in one instruction.
+#if __CUDA_ARCH__ >= 900
+template <int kRowBlocks>
+constexpr bool kInPairs = kRowBlocks % 2 == 0;
+#else
+template <int kRowBlocks>
+constexpr bool kInPairs = false;
+#endif
+
+// c[..][n] += A b for 4 kSteps columns of A: a[r][i] is the fragment of block r of its rows and columns 4i on.
+template <int kSteps, int kRowBlocks, int kColBlocks>
+__device__ __forceinline__ void add_products(DoubleBlocks<kRowBlocks, kColBlocks>& c, int n,
+                                             const double (&a)[kRowBlocks][kSteps], const double (&b)[kSteps]) {
+#pragma unroll
+    for (int r = 0; r + 1 < kRowBlocks; r += 2) {
+        double both[2 * kSteps];
+#pragma unroll
+        for (int i = 0; i < 2 * kSteps; ++i) both[i] = a[r + i % 2][i / 2];
+        mma_m16n8(c[r][n][0], c[r][n][1], c[r + 1][n][0], c[r + 1][n][1], both, b);
+    }
+}
+
 // c += A B^T over `terms` columns: the rows of A from `row` on, the rows of B from `col` on.
 template <int kRowBlocks, int kColBlocks, class A, class B>
 __device__ __forceinline__ void add_scores(DoubleBlocks<kRowBlocks, kColBlocks>& c, const A& a, int row, const B& b, int col,
                                            int terms, int lane) {
     const unsigned at = hide_from_compiler(lane), g = at / 4, t = at % 4;
+    constexpr int kSteps = kInPairs<kRowBlocks> ? 4 : 1;
 #pragma unroll 1
     for (int first = 0; first < terms; first += kTermStep)
 #pragma unroll
-        for (int k = first; k < first + kTermStep; k += 4) {
-            double left[kRowBlocks];
+        for (int k = first; k < first + kTermStep; k += 4 * kSteps) {
+            double left[kRowBlocks][kSteps];
 #pragma unroll
-            for (int r = 0; r < kRowBlocks; ++r) left[r] = a.at(row + r * 8 + g, k + t);
+            for (int i = 0; i < kRowBlocks * kSteps; ++i)
+                left[i / kSteps][i % kSteps] = a.at(row + i / kSteps * 8 + g, k + i % kSteps * 4 + t);
 #pragma unroll
             for (int n = 0; n < kColBlocks; ++n) {
-                const double right = b.at(col + n * 8 + g, k + t);
+                double right[kSteps];
 #pragma unroll
-                for (int r = 0; r < kRowBlocks; ++r) mma_m8n8k4(c[r][n], left[r], right);
+                for (int i = 0; i < kSteps; ++i) right[i] = b.at(col + n * 8 + g, k + i * 4 + t);
+                if constexpr (kInPairs<kRowBlocks>) {
+                    add_products(c, n, left, right);
+                } else {
+#pragma unroll
+                    for (int r = 0; r < kRowBlocks; ++r) mma_m8n8k4(c[r][n], left[r][0], right[0]);
+                }
             }
         }
 }
@@ -111,18 +141,28 @@ template <bool kTransposed, int kTerms, int kWarps, int kRowBlocks, int kColBloc
 __device__ __forceinline__ void add_values(DoubleBlocks<kRowBlocks, kColBlocks>& c, const A& a, const B& b, int cols, int warp,
                                            int lane) {
     const unsigned at = hide_from_compiler(lane), g = at / 4, t = at % 4;
-#pragma unroll 2
-    for (int k = 0; k < kTerms; k += 4) {
-        double left[kRowBlocks];
+    constexpr int kSteps = !kInPairs<kRowBlocks> ? 1 : kTerms < 16 ? 2 : 4;
+#pragma unroll(kSteps == 1 ? 2 : 1)
+    for (int k = 0; k < kTerms; k += 4 * kSteps) {
+        double left[kRowBlocks][kSteps];
 #pragma unroll
-        for (int r = 0; r < kRowBlocks; ++r) left[r] = kTransposed ? a.at(k + t, r * 8 + g) : a.at(r * 8 + g, k + t);
+        for (int i = 0; i < kRowBlocks * kSteps; ++i) {
+            const int term = k + i % kSteps * 4 + t, row = i / kSteps * 8 + g;
+            left[i / kSteps][i % kSteps] = kTransposed ? a.at(term, row) : a.at(row, term);
+        }
 #pragma unroll
         for (int n = 0; n < kColBlocks; ++n) {
             const int col = column_of_warp<kWarps>(n, warp);
             if (col >= cols) break;
-            const double right = b.at(k + t, col + g);
+            double right[kSteps];
 #pragma unroll
-            for (int r = 0; r < kRowBlocks; ++r) mma_m8n8k4(c[r][n], left[r], right);
+            for (int i = 0; i < kSteps; ++i) right[i] = b.at(k + i * 4 + t, col + g);
+            if constexpr (kInPairs<kRowBlocks>) {
+                add_products(c, n, left, right);
+            } else {
+#pragma unroll
+                for (int r = 0; r < kRowBlocks; ++r) mma_m8n8k4(c[r][n], left[r][0], right[0]);
+            }
         }
     }
 }

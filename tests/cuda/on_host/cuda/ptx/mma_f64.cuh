@@ -24,7 +24,7 @@ inline void mma_m8n8k4(double (&c)[2], double a, double b) {
 
 // m16n8k8 and m16n8k16: kSteps times four columns of A.
 template <int kSteps>
-void mma_m16n8_of_steps(double (&c)[4], const double (&a)[2 * kSteps], const double (&b)[kSteps]) {
+void mma_m16n8_of_steps(double* const (&c)[4], const double (&a)[2 * kSteps], const double (&b)[kSteps]) {
     struct Operands {
         double a[16][16], b[8][16];  // [row][k], [column][k]
     };
@@ -37,10 +37,14 @@ void mma_m16n8_of_steps(double (&c)[4], const double (&a)[2 * kSteps], const dou
     }
     emulation::wait_for_warp();
     for (int e = 0; e < 4; ++e)
-        for (int k = 0; k < 4 * kSteps; ++k) c[e] = std::fma(of_warp.a[g + e / 2 * 8][k], of_warp.b[2 * t + e % 2][k], c[e]);
+        for (int k = 0; k < 4 * kSteps; ++k) *c[e] = std::fma(of_warp.a[g + e / 2 * 8][k], of_warp.b[2 * t + e % 2][k], *c[e]);
     emulation::wait_for_warp();
 }
-inline void mma_m16n8(double (&c)[4], const double (&a)[4], const double (&b)[2]) { mma_m16n8_of_steps<2>(c, a, b); }
-inline void mma_m16n8(double (&c)[4], const double (&a)[8], const double (&b)[4]) { mma_m16n8_of_steps<4>(c, a, b); }
+inline void mma_m16n8(double& c0, double& c1, double& c2, double& c3, const double (&a)[4], const double (&b)[2]) {
+    mma_m16n8_of_steps<2>({&c0, &c1, &c2, &c3}, a, b);
+}
+inline void mma_m16n8(double& c0, double& c1, double& c2, double& c3, const double (&a)[8], const double (&b)[4]) {
+    mma_m16n8_of_steps<4>({&c0, &c1, &c2, &c3}, a, b);
+}
 
 }  // namespace libflash::cuda
