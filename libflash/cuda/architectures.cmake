@@ -20,8 +20,8 @@ macro(libflash_folder_architectures)
   string(REGEX REPLACE "([0-9])[af]" "\\1" LIBFLASH_ARCHITECTURES_any "${CMAKE_CUDA_ARCHITECTURES}")
   list(REMOVE_DUPLICATES LIBFLASH_ARCHITECTURES_any)
   set(LIBFLASH_ARCHITECTURES_sm80 ${LIBFLASH_ARCHITECTURES_any})
-  # The operations on tangents, float64, wide heads and statistics of rows: if the list has PTX that newer GPUs can compile, machine
-  # code for sm_80 to sm_90 alone.
+  # The operations on tangents, float64, wide heads and statistics of rows: if the list has PTX that newer GPUs can compile,
+  # machine code for sm_80 to sm_90 alone.
   foreach(kind IN ITEMS sm80_tangent sm80_f64 sm80_wide sm80_statistics)
     set(LIBFLASH_ARCHITECTURES_${kind} ${LIBFLASH_ARCHITECTURES_sm80})
     if(LIBFLASH_ARCHITECTURES_sm80 MATCHES "(^|;)[89][0-9](-virtual)?(;|$)")

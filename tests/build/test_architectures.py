@@ -15,8 +15,8 @@ SCRIPT = """
 include({functions})
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
 libflash_folder_architectures()
-foreach(group any sm80 sm80_large sm80_small sm80_tangent sm80_tangent_large sm80_tangent_small sm80_f64 sm80_wide sm80_statistics sm90
-        sm90_statistics)
+foreach(group any sm80 sm80_large sm80_small sm80_tangent sm80_tangent_large sm80_tangent_small sm80_f64 sm80_wide
+        sm80_statistics sm90 sm90_statistics)
   libflash_gencode("${{LIBFLASH_ARCHITECTURES_${{group}}}}" "{versions}" options)
   message("${{group}}|${{LIBFLASH_ARCHITECTURES_${{group}}}}|${{options}}")
 endforeach()

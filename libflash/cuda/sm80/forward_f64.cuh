@@ -10,8 +10,8 @@
 #include "cuda/attention/shard.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/sm80/score_f64.cuh"
 #include "cuda/sm80/row_statistics_f64.cuh"
+#include "cuda/sm80/score_f64.cuh"
 #include "cuda/tile/double_tile.cuh"
 
 #include <type_traits>
@@ -140,8 +140,7 @@ struct DoubleForward {
             s.at(local, col) = keeps(first_key + col) ? p : 0.0;
         }
         const double factor = exp(maximum - base);
-        if constexpr (kStatistics)
-            statistics.add(sum, maximum - base, factor, sum_of_lanes<kLanes>(more_weighted));
+        if constexpr (kStatistics) statistics.add(sum, maximum - base, factor, sum_of_lanes<kLanes>(more_weighted));
         sum = sum * factor + sum_of_lanes<kLanes>(more);
         maximum = raised;
         if (thread % kLanes == 0) factors[local] = factor;

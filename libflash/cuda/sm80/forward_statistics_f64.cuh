@@ -6,8 +6,7 @@
 namespace libflash::cuda::sm80 {
 
 template <class Kernel>
-using DoubleStatistics =
-    DoubleForward<Kernel::config.head_dim, Kernel::config.tile_q, Kernel::config.tile_k, true>;
+using DoubleStatistics = DoubleForward<Kernel::config.head_dim, Kernel::config.tile_q, Kernel::config.tile_k, true>;
 
 template <class Kernel>
 __global__ void __launch_bounds__(kDoubleThreads, 2)
