@@ -199,10 +199,10 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         The output for the LSE.
     max_logit : shape and type of lse, or (heads_q,)
         An output: the largest score of each row (-inf in rows that see no key), or of each head over all rows and sequences, as
-        QK-clip needs it. With scale, softcap, ALiBi and bias; the sink is no score. On the CPU.
+        QK-clip needs it. With scale, softcap, ALiBi and bias; the sink is no score.
     entropy : shape and type of lse
-        An output: the entropy of each row's softmax in nats, sink included, dropout ignored. On the CPU.
-        These two have no gradients. Packed rows that belong to no sequence are not written.
+        An output: the entropy of each row's softmax in nats, sink included, dropout ignored.
+        These two have no gradients. Packed rows that belong to no sequence are not written. On a GPU head dims are at most 256.
     stream : int or object with __cuda_stream__
         CUDA stream instead of the current one; the caller then keeps the arrays alive and the order of work right.
     backend : "cpu", "sm80" or "sm90";  kernel : a name from info()["kernels"]

@@ -102,7 +102,7 @@ def attention(
     Rows of packed arrays that belong to no sequence are 0 (lse: -inf), in results and gradients.
     return_stats : of "max_logit" and "entropy", static
         Further results after out and lse, in this order, each with shape and type of lse: the largest score and the entropy of
-        each row. The maximum of a head, for QK-clip, is max_logit.max((0, 2)), packed max_logit.max(1). On the CPU. They have no
+        each row. The maximum of a head, for QK-clip, is max_logit.max((0, 2)), packed max_logit.max(1). They have no
         derivative: call jax.lax.stop_gradient on them; a gradient through them raises UnsupportedError, their tangent is NaN.
     There are no out, lse, max_logit, entropy and stream: XLA owns memory and streams. There is no gradient for alibi_slopes.
     """

@@ -244,6 +244,7 @@ int main() {
         if (flash_kernel_info(index, &kernel) != FLASH_STATUS_OK) return 2;
         if (std::string(kernel.operation) == "prefill") continue;  // which calls of decode choose
         if (!kernel.usable || std::string(kernel.backend) == "cpu") continue;
+        if (std::string(kernel.name).find("_statistics") != std::string::npos) continue;  // for other calls
         const std::string wrong = check(driver, kernel);
         std::printf("%s %s %s\n", wrong.empty() ? "ok" : "FAILED", kernel.name, wrong.c_str());
         failures += !wrong.empty();

@@ -17,9 +17,11 @@ import pytest
 import tangent_bounds
 import tangent_cases
 from case import Case
+from convert import owned
 from described import CUDA, ROOT, sources, write_generated
 from kernels_on_host import CUDA_HEADERS, CXX, HERE, for_the_host
 from made_once import made_once
+from reference_statistics import statistics
 from tangent_cases import TangentCase
 from tangent_problem import backward_by, c_options, forward_by, lse_like, out_like
 
@@ -43,9 +45,12 @@ def build(folder: Path) -> None:
     write_generated(folder)
     kernels = folder / "cuda_kernels.inc"
     kernels.write_text("".join(line for line in kernels.read_text().splitlines(keepends=True) if "_f64_" in line))
-    (folder / "cuda/sm80").mkdir(parents=True, exist_ok=True)
-    for operation in OPERATIONS:
-        name = f"sm80/{operation}_f64.cuh"
+    names = [
+        "attention/head_maxima",
+        *(f"sm80/{code}_f64" for code in (*OPERATIONS, "forward_statistics", "forward_statistics_rows")),
+    ]
+    for name in (f"{name}.cuh" for name in names):
+        (folder / "cuda" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "cuda" / name).write_text(for_the_host((CUDA / name).read_text()))
     includes = [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
     of_kernels = ("-O1", "-fno-strict-aliasing", "-fpermissive", "-D__CUDA_ARCH__=900", *includes)
@@ -91,6 +96,20 @@ def test_case(case: Case) -> None:
     asked = {name: np.full_like(like, np.nan) for name, like in asked.items()}
     abi.backward(x.dout, x.q, x.k, x.v, o, lse, *made.values(), **options, **asked, dlse=x.dlse)
     case.check(o=o, lse=lse, **made, **asked)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if fits(case)][::2], ids=str)
+def test_statistics(case: Case) -> None:
+    x = case.inputs()
+    rows, largest, entropy = statistics(x.q, x.k, x.v, **x.options)
+    o, lse, options = out_like(x), lse_like(x), c_options(x)
+    made = [lse_like(x), lse_like(x), np.full(x.q.shape[-2], np.nan)]
+    abi.forward(x.q, x.k, x.v, o, lse, max_logit=made[0], entropy=made[1], **options)
+    case.check(o=o, lse=lse)
+    abi.forward(x.q, x.k, x.v, o, lse, max_logit=made[2], **options)
+    for got, wanted in zip(made[:2], (rows, entropy), strict=True):
+        np.testing.assert_allclose(*(owned(case, {"lse": a})["lse"] for a in (got, wanted)), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(made[2], largest, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("tangent", [t for t in TANGENT_CASES if fits(t.case)][::3], ids=str)

@@ -442,7 +442,9 @@ DOUBLE_TANGENT_RUNS = runs(
     {name: double_tangents(*sizes) for name, sizes in DOUBLE_KERNELS.items()},
     lambda name: DOUBLE_TANGENT_CASES if name == "128" else DOUBLE_TANGENT_CASES[2:4],
 )
-STATISTICS_RUNS = runs({name: forward_statistics(*sizes) for name, sizes in STATISTICS_KERNELS.items()}, lambda _: STATISTICS_CASES)
+STATISTICS_RUNS = runs(
+    {name: forward_statistics(*sizes) for name, sizes in STATISTICS_KERNELS.items()}, lambda _: STATISTICS_CASES
+)
 STATISTICS_SM90_RUNS = runs(
     {name: forward_statistics_sm90(*sizes) for name, sizes in STATISTICS_KERNELS_SM90.items()},
     lambda _: tuple((disorder,) for disorder in DISORDERS),

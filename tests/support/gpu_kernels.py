@@ -18,9 +18,16 @@ def of_values_in_keys(kernel: dict) -> bool:
 
 
 def kernels(operation: str) -> list[dict]:
-    """The kernels of "forward", "backward" or "decode", also those that this machine cannot run."""
+    """The kernels of "forward", "backward" or "decode", also those that this machine cannot run; without those of
+    kernels_with_statistics().
+    """
     every = [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] != "cpu"]
-    return [k for k in every if not of_values_in_keys(k)]
+    return [k for k in every if not (of_values_in_keys(k) or k["name"].endswith("_statistics"))]
+
+
+def kernels_with_statistics() -> list[dict]:
+    """Those of forward that take only calls with statistics of rows."""
+    return [k for k in libflash.info()["kernels"] if k["name"].endswith("_statistics")]
 
 
 def kernels_of_values_in_keys() -> list[dict]:
@@ -94,6 +101,8 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
     if kernel["operation"].endswith("_tangent"):
         scaled_down = case.softmax_scale is not None and case.softmax_scale <= 0 and kernel["operation"] == "forward_tangent"
         return not (has_rare_options(case) or case.block_mask is not None or scaled_down)
+    if kernel["name"].endswith("_statistics"):
+        return not has_rare_options(case) and (case.softmax_scale is None or case.softmax_scale > 0)
     if kernel["operation"] != "backward":
         return True
     if deterministic and case.block_mask is not None and lacks_ordered_blocks(kernel, case, dims):

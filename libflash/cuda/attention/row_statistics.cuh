@@ -15,9 +15,9 @@ namespace libflash::cuda {
 constexpr float kLowestExponent = -256.0f;
 
 // The entropy of a row in natural units: log2(total) minus the mean exponent. `row_sum` and `weighted` are relative to the kept
-// maximum. sink: in base-2 units, -infinity without one; total: of the probabilities with that of the sink, relative to the larger
-// of the kept maximum and the sink. A probability that vanishes beside the others adds nothing, though its exponent may be
-// infinite.
+// maximum. sink: in base-2 units, -infinity without one; total: of the probabilities with that of the sink, relative to the
+// larger of the kept maximum and the sink. A probability that vanishes beside the others adds nothing, though its exponent may
+// be infinite.
 __device__ __forceinline__ float row_entropy(float kept_maximum, float row_sum, float weighted, float sink, float total) {
     const float largest = fmaxf(kept_maximum, sink);
     const float of_keys = exp2_approx(kept_maximum - largest), of_sink = exp2_approx(sink - largest);

@@ -37,8 +37,7 @@ namespace libflash::cuda::sm80 {
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral, bool kLongSums,
           bool kStatistics = false>
 struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8, kStatistics> {
-    using Softmax =
-        OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8, kStatistics>;
+    using Softmax = OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8, kStatistics>;
     using Params = std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>;
     using Softmax::any_too_large, Softmax::clear, Softmax::rescale_large_sums, Softmax::sums_past_limit, Softmax::update_max;
     using Softmax::kept_maximum, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale;

@@ -10,8 +10,8 @@
 #include "cuda/attention/shard.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/sm80/score_f64.cuh"
 #include "cuda/sm80/row_statistics_f64.cuh"
+#include "cuda/sm80/score_f64.cuh"
 #include "cuda/tile/double_tile.cuh"
 
 namespace libflash::cuda::sm80 {

@@ -1,5 +1,5 @@
-// Statistics of the query rows of forward in float64 (attention/row_statistics.cuh says which): in natural units, and relative to the row
-// maximum, which is the largest score.
+// Statistics of the query rows of forward in float64 (attention/row_statistics.cuh says which): in natural units, and relative
+// to the row maximum, which is the largest score.
 #pragma once
 
 #include "cuda/attention/head_maxima.cuh"

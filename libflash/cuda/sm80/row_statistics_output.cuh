@@ -13,16 +13,15 @@ template <class Body>
 struct RowStatisticsOutput {
     Body& body;
 
-    // The statistics of row r of slab a. sink: -infinity without one; `total`: of the probabilities with that of the sink, relative
-    // to the larger of the kept maximum and the sink. Scores are in base-2 units. All lanes of the warp call it.
+    // The statistics of row r of slab a. sink: -infinity without one; `total`: of the probabilities with that of the sink,
+    // relative to the larger of the kept maximum and the sink. Scores are in base-2 units. All lanes of the warp call it.
     __device__ __forceinline__ void store(int a, int r, bool exists, float sink, float total) const {
         const TileCoordinates work = body.common().work;
         const SequenceRows q_rows = body.common().q_rows;
         const int row = body.row_of(a, 2 * r);
         const bool writes = body.part() == 0 && body.lane % 4 == 0 && row < q_rows.owned, unknown = total != total;
         const auto write = [&](const RowStatisticsParams& to, float x) {
-            if (to.data && writes)
-                to.data[work.batch * to.batch + work.head * to.head + (q_rows.start + row) * to.row] = x;
+            if (to.data && writes) to.data[work.batch * to.batch + work.head * to.head + (q_rows.start + row) * to.row] = x;
         };
         float largest = unknown ? total : body.largest_score[a][r] * kLn2 + 0.0f;  // never -0
         if (!exists) largest = -INFINITY;

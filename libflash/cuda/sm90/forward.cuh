@@ -56,8 +56,8 @@ auto with_instance(int instance, const DoWith& do_with) {
                 return do_with(std::integral_constant<ForwardInstance, ForwardInstance::dynamic>());
             break;
         case ForwardInstance::plain: break;
-        case ForwardInstance::cache: break;      // of another operation: prefill.cuh
-        case ForwardInstance::invariant: break;  // the same
+        case ForwardInstance::cache: break;       // of another operation: prefill.cuh
+        case ForwardInstance::invariant: break;   // the same
         case ForwardInstance::statistics: break;  // of other kernels: forward_statistics.cuh
     }
     return do_with(std::integral_constant<ForwardInstance, ForwardInstance::plain>());

@@ -37,8 +37,8 @@ struct ForwardOutputRows {
         return sees_keys ? __fdividef(factor, sum) : 0.0f;
     }
 
-    // Writes the statistics of row r of this thread (attention/row_statistics.cuh). All lanes of the warp call it. of_warp: whether
-    // the warp writes its rows; write: whether this lane does.
+    // Writes the statistics of row r of this thread (attention/row_statistics.cuh). All lanes of the warp call it. of_warp:
+    // whether the warp writes its rows; write: whether this lane does.
     template <class Softmax>
     __device__ __forceinline__ void write_statistics(const WorkTile& work_tile, int local_row, bool is_used,
                                                      const Softmax& softmax, int r, bool of_warp, bool write) const {

@@ -27,8 +27,8 @@ struct ForwardTraits {
     static constexpr bool kInvariant = kInstance == ForwardInstance::invariant;
     static constexpr bool kCache = kInvariant || kInstance == ForwardInstance::cache;  // keys and values are in a cache
     static constexpr int kProducerWarps = kCache ? 2 : 1;                              // over a cache: one for Q and K, one for V
-    using Params = std::conditional_t<kCache, PrefillParams,
-                                      std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>>;
+    using Params =
+        std::conditional_t<kCache, PrefillParams, std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>>;
 
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);
     static constexpr int kGroupRows = ForwardConsumerThread::kGroupRows, kGroups = kBlockM / kGroupRows;  // consumer warpgroups

@@ -59,8 +59,7 @@ struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<1, kLongSum
     // Before apply(): takes the largest score of each row. NaN is left out; it is in the sum.
     __device__ __forceinline__ void see_scores(const float (&s)[kScores]) {
 #pragma unroll
-        for (int i = 0; i < kScores; ++i)
-            this->largest_score[0][i / 2 % 2] = fmaxf(this->largest_score[0][i / 2 % 2], s[i]);
+        for (int i = 0; i < kScores; ++i) this->largest_score[0][i / 2 % 2] = fmaxf(this->largest_score[0][i / 2 % 2], s[i]);
     }
 
     // Adds up the sum of row r over its lanes. Returns true if the row overflowed.

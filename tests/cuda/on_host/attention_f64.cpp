@@ -58,6 +58,7 @@ struct Statistics {
     void launch(Problem& p, const Call& call, bool of_heads) {
         ForwardStatisticsParams params{};
         call.fill_in(params);
+        call.fill_in_shard(params);
         params.block_mask = call.blocks();
         params.entropy = call.numbers(entropy);
         if (of_heads) {
@@ -78,7 +79,9 @@ struct Statistics {
 
 bool statistics(Problem& p, const Call& call) {
     Statistics made(p);
+    const Numbers out = p.out, lse = p.lse;
     made.launch(p, call, false);
+    if (p.out != out || p.lse != lse) std::exit(2);
     bool good = near("entropy", made.entropy, made.exact_entropy) & near("max_logit", made.rows, made.exact_rows);
     made.launch(p, call, true);
     return good & near("max_logit of heads", made.heads, made.exact_heads);

@@ -1,8 +1,8 @@
 // Runs a forward kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: several work
 // tiles per thread block, rows without keys, warpgroups without rows, and scores that overflow with a kept maximum. The
 // argument is 0, or the seed of a disorder: warps are delayed, copies complete late and in any order, and products are computed
-// when they are waited for. Prints the errors; exit code 0 means none is too large. With STATISTICS the kernel is the one with statistics
-// of rows: 1, the largest scores of rows and the entropy; 2, the largest scores of heads; 3, the entropy alone.
+// when they are waited for. Prints the errors; exit code 0 means none is too large. With STATISTICS the kernel is the one with
+// statistics of rows: 1, the largest scores of rows and the entropy; 2, the largest scores of heads; 3, the entropy alone.
 #include "emulation.h"
 
 #include <cstdio>
@@ -24,7 +24,8 @@ constexpr int kMultiprocessors = 3;
 constexpr int kStatistics = STATISTICS;
 struct Kernel {
     static constexpr KernelConfig config{
-        "forward", Operation::forward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, "", "", kStatistics != 0};
+        "forward", Operation::forward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, "",
+        "",        kStatistics != 0};
 };
 using T = sm90::ForwardTraits<Kernel, ForwardInstance::plain>::T;
 constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
@@ -195,8 +196,7 @@ struct Problem {
         const bool causal = c.right < kUnboundedWindow, unequal = lengths_on_device || block_mask;
         const bool paired = causal && !unequal;
         const ForwardInstance kind =
-            kStatistics ? ForwardInstance::statistics
-                        : forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
+            kStatistics ? ForwardInstance::statistics : forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
         const int tile = forward_tile_q(Kernel::config, kind);
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
         params.schedule.paired = paired;
@@ -258,7 +258,8 @@ struct Problem {
         const double wanted = largest + std::log(sum);
         worst_lse = std::max(worst_lse, sees ? std::fabs(got - wanted) / (1 + std::fabs(wanted)) : got == -INFINITY ? 0.0 : 1e9);
         if (!(std::fabs(got) >= 0)) worst_lse = 1e9;
-        check_statistics(s, exists, h, sees ? wanted : -INFINITY, size_t(h) * queries.rows + queries.start[b] + i, worst_statistic);
+        check_statistics(s, exists, h, sees ? wanted : -INFINITY, size_t(h) * queries.rows + queries.start[b] + i,
+                         worst_statistic);
         for (int x = 0; x < dim; ++x) {
             error.add(float(out[(size_t(queries.start[b] + i) * c.heads_q + h) * dim + x]), sees ? o[x] / sum : 0);
         }
@@ -318,8 +319,7 @@ bool check(const Case& c) {
         "%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d blocks %d: relative error %.2e, lse "
         "%.1e, statistics %.1e\n",
         good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.left, c.right, c.size,
-        static_cast<int>(c.lengths), c.rare, static_cast<int>(c.blocks), relative, worst_lse,
-        worst_statistic);
+        static_cast<int>(c.lengths), c.rare, static_cast<int>(c.blocks), relative, worst_lse, worst_statistic);
     return good;
 }
 

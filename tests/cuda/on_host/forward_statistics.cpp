@@ -1,7 +1,7 @@
 // Runs an sm80 kernel of forward with statistics of rows on the host and compares out, LSE and the statistics with double
 // precision. Arguments: 1 the size of the inputs, 2 options (1: softcap, ALiBi, bias and mask; 2: a sink; 4: dropout; 8: packed
-// rows; 16: causal with a window, some rows without a key; 32: scores that jump up late, and NaN in one row), 3 whether the largest
-// score is that of heads. Prints the errors; exit code 0 means none is too large.
+// rows; 16: causal with a window, some rows without a key; 32: scores that jump up late, and NaN in one row), 3 whether the
+// largest score is that of heads. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>

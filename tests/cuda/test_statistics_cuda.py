@@ -1,0 +1,149 @@
+"""max_logit and entropy of forward on a GPU, by every kernel for them, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cases
+import numpy as np
+import pytest
+from case import Case
+from convert import owned
+from gpu_kernels import chosen, kernels_with_statistics, parameters
+from harness import random
+from reference_statistics import statistics
+
+import libflash
+
+torch = pytest.importorskip("torch")
+from gpu_case import Problem, full_of_nan, problem, same_bits, to_numpy, wide_type  # noqa: E402  (needs torch)
+
+KERNELS = parameters(kernels_with_statistics())
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+CASES = [case for case in cases.quick() if not case.name.startswith("poison")]
+
+
+def runs() -> list:
+    """Every case with some kernels that serve it."""
+    marks = {parameter.values[0]["name"]: parameter.marks for parameter in KERNELS}
+    return [
+        pytest.param(case, kernel["name"], id=f"{case.name}-{kernel['name']}", marks=marks[kernel["name"]])
+        for number, case in enumerate(CASES)
+        for kernel in chosen(kernels_with_statistics(), case, number)
+    ]
+
+
+def run(p: Problem, kernel: str | None = None, *, heads: bool = False, entropy: bool = True) -> dict[str, torch.Tensor]:
+    """o, lse, max_logit and entropy; NaN in rows that belong to no sequence."""
+    *batch, rows, count, _ = p.q.shape
+    number = wide_type(p.q)
+    made = {"o": full_of_nan((*p.q.shape[:-1], p.v.shape[-1]), p.q), "lse": full_of_nan((*batch, count, rows), p.q, number)}
+    made["max_logit"] = full_of_nan((count,) if heads else (*batch, count, rows), p.q, number)
+    if entropy:
+        made["entropy"] = full_of_nan((*batch, count, rows), p.q, number)
+    given = {name: made[name] for name in ("max_logit", "entropy") if name in made}
+    libflash.attention(p.q, p.k, p.v, out=made["o"], lse=made["lse"], return_lse=True, kernel=kernel, **given, **p.options)
+    return made
+
+
+def check(case: Case, p: Problem, made: dict[str, torch.Tensor], *, heads: bool = False) -> None:
+    x = p.inputs
+    rows, largest, entropy = statistics(x.q, x.k, x.v, **x.options)
+    scale = 1 + np.abs(rows[np.isfinite(rows)]).max(initial=0)
+    limit = scale * (1e-12 if p.q.dtype == torch.float64 else 3e-5)
+    if heads:
+        np.testing.assert_allclose(made["max_logit"].cpu().numpy(), largest, rtol=0, atol=limit)
+    for name, wanted in (("max_logit", rows), ("entropy", entropy)):
+        if name in made and not (heads and name == "max_logit"):
+            got = made[name].cpu().numpy()
+            np.testing.assert_allclose(*(owned(case, {"lse": y})["lse"] for y in (got, wanted)), rtol=0, atol=limit, err_msg=name)
+
+
+@pytest.mark.parametrize(("case", "kernel"), runs())
+def test_case(case: Case, kernel: str) -> None:
+    p = problem(case)
+    made = run(p, kernel)
+    case.check(o=to_numpy(made["o"], p.inputs.q.dtype), lse=made["lse"].cpu().numpy())
+    check(case, p, made)
+    check(case, p, run(p, kernel, heads=True, entropy=False), heads=True)
+
+
+@pytest.mark.parametrize("case", CASES[::6], ids=str)
+def test_case_on_the_host(case: Case) -> None:
+    """A test of this file, by a CPU kernel."""
+    p = problem(case, "cpu")
+    check(case, p, run(p))
+    check(case, p, run(p, heads=True), heads=True)
+
+
+@ON_GPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_same_bits_in_every_run(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, 700, 4, 64, generator=generator).to("cuda", dtype) for _ in range(3))
+    first: list[torch.Tensor] = []
+    for _ in range(3):
+        rows = torch.full((2, 4, 700), torch.nan, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cuda")
+        made = [rows, rows.clone(), rows.new_full((4,), torch.nan)]
+        libflash.attention(q, k, v, causal=True, max_logit=made[0], entropy=made[1])
+        libflash.attention(q, k, v, causal=True, max_logit=made[2])
+        assert torch.equal(made[2], made[0].amax((0, 2)))
+        first = first or made
+        assert all(same_bits(a, b) for a, b in zip(made, first, strict=True))
+
+
+@ON_GPU
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nan(kernel: dict[str, Any]) -> None:
+    """Where lse is NaN, so are the statistics, and only there; the maximum of a head keeps it."""
+    names = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+    dtype, dim = names[kernel["dtype"]], kernel["head_dim"]
+    q, k, v = (torch.from_numpy(random(1, rows, 2, dim, seed=i)).to("cuda", dtype) for i, rows in enumerate((70, 90, 90)))
+    q[0, 3, 1, 2] = torch.nan
+    lse, top, entropy = (torch.zeros(1, 2, 70, dtype=wide_type(q), device="cuda") for _ in range(3))
+    largest = torch.zeros(2, dtype=wide_type(q), device="cuda")
+    libflash.attention(q, k, v, lse=lse, max_logit=top, entropy=entropy, kernel=kernel["name"])
+    libflash.attention(q, k, v, max_logit=largest, kernel=kernel["name"])
+    assert lse.isnan().any()
+    for x in (top, entropy):
+        assert torch.equal(x.isnan(), lse.isnan())
+    assert largest.isnan().tolist() == [False, True]
+
+
+@ON_GPU
+def test_no_rows_and_no_keys() -> None:
+    q = torch.zeros(2, 5, 4, 64, dtype=torch.bfloat16, device="cuda")
+    for rows, keys in ((0, 5), (5, 0)):
+        top = torch.full((4,), torch.nan, device="cuda")
+        entropy = torch.full((2, 4, rows), torch.nan, device="cuda")
+        libflash.attention(q[:, :rows], q[:, :keys], q[:, :keys], max_logit=top, entropy=entropy)
+        assert top.tolist() == [-np.inf] * 4
+        assert (entropy == 0).all()
+
+
+@ON_GPU
+def test_in_a_graph() -> None:
+    """The largest scores of heads begin anew in every replay."""
+    q = torch.randn(1, 300, 4, 64, device="cuda").bfloat16()
+    top, rows = torch.zeros(4, device="cuda"), torch.zeros(1, 4, 300, device="cuda")
+    libflash.attention(q, q, q, max_logit=top)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        libflash.attention(q, q, q, max_logit=top, stream=torch.cuda.current_stream().cuda_stream)
+    for factor in (1.0, 0.5):
+        q *= factor
+        graph.replay()
+        libflash.attention(q, q, q, max_logit=rows)
+        assert torch.equal(top, rows.amax((0, 2)))
+
+
+@ON_GPU
+def test_more_keys_than_accumulators_can_add() -> None:
+    for dim in (64, 256):
+        q, k, v = (torch.randn(1, rows, 1, dim, device="cuda").half() for rows in (100, 70000, 70000))
+        top, entropy = (torch.zeros(1, 1, 100, device="cuda") for _ in range(2))
+        libflash.attention(q, k, v, max_logit=top, entropy=entropy)
+        scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) * dim**-0.5
+        torch.testing.assert_close(top, scores.amax(-1).float(), rtol=1e-5, atol=0)
+        exact = -(scores.softmax(-1) * scores.log_softmax(-1)).sum(-1)
+        torch.testing.assert_close(entropy, exact.float(), rtol=3e-5, atol=0)
