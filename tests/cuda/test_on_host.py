@@ -436,7 +436,7 @@ PART_RUNS = runs({name: parts(*sizes) for name, sizes in PART_KERNELS.items()}, 
 TANGENT_RUNS = runs({name: forward_tangent(*sizes) for name, sizes in TANGENT_KERNELS.items()}, lambda _: TANGENT_CASES)
 DOUBLE_RUNS = runs(
     {name: doubles(*sizes) for name, sizes in (DOUBLE_KERNELS | DOUBLE_SMALL_KERNELS).items()},
-    lambda name: DOUBLE_CASES if name in ("64", "128") else DOUBLE_CASES[::2],
+    lambda name: DOUBLE_CASES if name in ("64", "128") else DOUBLE_CASES[:2] + DOUBLE_CASES[2::2],
 )
 DOUBLE_TANGENT_RUNS = runs(
     {name: double_tangents(*sizes) for name, sizes in DOUBLE_KERNELS.items()},

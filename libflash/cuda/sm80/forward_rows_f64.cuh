@@ -20,7 +20,7 @@ constexpr int kRowsOfWarp = 16;
 
 template <int kHeadDim, int kTileK>
 struct DoubleRows {
-    static constexpr int kSharers = kHeadDim > 128 ? 2 : 1;  // warps that have the same rows
+    static constexpr int kSharers = kScoresHaveTwoParts<kHeadDim> ? 2 : 1;  // warps that have the same rows
     static constexpr int kKeyBlocks = kTileK / 8;
     static constexpr int kSteps = kTileK < 16 ? 2 : 4;  // of four keys, of a product with V
     static constexpr int kChannelBlocks = kHeadDim / 8 / kSharers;

@@ -17,7 +17,7 @@ constexpr int kTermStep = 16;
 // bank once.
 template <int kRows, int kCols>
 struct DoubleTile {
-    static constexpr int kBytes = kRows * kCols * 8;
+    static constexpr int kBytes = kRows * kCols * 8, kColumns = kCols;
     static constexpr bool kIsNarrow = kCols < 16;  // two rows in 128 bytes
 
     double* data;
@@ -101,33 +101,57 @@ __device__ __forceinline__ void add_products(DoubleBlocks<kRowBlocks, kColBlocks
     }
 }
 
-// c += A B^T over `terms` columns: the rows of A from `row` on, the rows of B from `col` on.
+// c += A B^T over kTermStep columns from `first` on: the rows of A from `row` on, the rows of B from `col` on. g, t: of the lane.
+template <int kRowBlocks, int kColBlocks, class A, class B>
+__device__ __forceinline__ void add_terms(DoubleBlocks<kRowBlocks, kColBlocks>& c, const A& a, int row, const B& b, int col,
+                                          int first, unsigned g, unsigned t) {
+    constexpr int kSteps = kInPairs<kRowBlocks> ? 4 : 1;
+#pragma unroll
+    for (int k = first; k < first + kTermStep; k += 4 * kSteps) {
+        double left[kRowBlocks][kSteps];
+#pragma unroll
+        for (int i = 0; i < kRowBlocks * kSteps; ++i)
+            left[i / kSteps][i % kSteps] = a.at(row + i / kSteps * 8 + g, k + i % kSteps * 4 + t);
+#pragma unroll
+        for (int n = 0; n < kColBlocks; ++n) {
+            double right[kSteps];
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i) right[i] = b.at(col + n * 8 + g, k + i * 4 + t);
+            if constexpr (kInPairs<kRowBlocks>) {
+                add_products(c, n, left, right);
+            } else {
+#pragma unroll
+                for (int r = 0; r < kRowBlocks; ++r) mma_m8n8k4(c[r][n], left[r][0], right[0]);
+            }
+        }
+    }
+}
+
+// Whether two warps of forward share the channels of a score. The other kernels add in the same order: where a score is large,
+// exp(score - LSE) is more exact if both have the same rounding errors.
+template <int kHeadDim>
+constexpr bool kScoresHaveTwoParts = kHeadDim > 128;
+
+// c += A B^T over `terms` columns.
 template <int kRowBlocks, int kColBlocks, class A, class B>
 __device__ __forceinline__ void add_scores(DoubleBlocks<kRowBlocks, kColBlocks>& c, const A& a, int row, const B& b, int col,
                                            int terms, int lane) {
     const unsigned at = hide_from_compiler(lane), g = at / 4, t = at % 4;
-    constexpr int kSteps = kInPairs<kRowBlocks> ? 4 : 1;
+    if constexpr (kScoresHaveTwoParts<A::kColumns>) {
+        DoubleBlocks<kRowBlocks, kColBlocks> other;
+        clear(other);
 #pragma unroll 1
-    for (int first = 0; first < terms; first += kTermStep)
-#pragma unroll
-        for (int k = first; k < first + kTermStep; k += 4 * kSteps) {
-            double left[kRowBlocks][kSteps];
-#pragma unroll
-            for (int i = 0; i < kRowBlocks * kSteps; ++i)
-                left[i / kSteps][i % kSteps] = a.at(row + i / kSteps * 8 + g, k + i % kSteps * 4 + t);
-#pragma unroll
-            for (int n = 0; n < kColBlocks; ++n) {
-                double right[kSteps];
-#pragma unroll
-                for (int i = 0; i < kSteps; ++i) right[i] = b.at(col + n * 8 + g, k + i * 4 + t);
-                if constexpr (kInPairs<kRowBlocks>) {
-                    add_products(c, n, left, right);
-                } else {
-#pragma unroll
-                    for (int r = 0; r < kRowBlocks; ++r) mma_m8n8k4(c[r][n], left[r][0], right[0]);
-                }
-            }
+        for (int first = 0; first < terms; first += 2 * kTermStep) {
+            add_terms(c, a, row, b, col, first, g, t);
+            if (first + kTermStep < terms) add_terms(other, a, row, b, col, first + kTermStep, g, t);
         }
+#pragma unroll
+        for (int i = 0; i < kRowBlocks * kColBlocks * 2; ++i)
+            c[i / (kColBlocks * 2)][i / 2 % kColBlocks][i % 2] += other[i / (kColBlocks * 2)][i / 2 % kColBlocks][i % 2];
+    } else {
+#pragma unroll 1
+        for (int first = 0; first < terms; first += kTermStep) add_terms(c, a, row, b, col, first, g, t);
+    }
 }
 
 // Columns of a matrix as wide as the head, which the warps of a thread block share: each has every kWarps-th block of 8.
