@@ -280,7 +280,7 @@ struct Problem {
         }
         const auto compare = [&](double got, double wanted) {
             if (got == wanted) return;
-            worst = larger_error(std::isfinite(wanted) ? std::fabs(got - wanted) / (1 + std::fabs(wanted)) : 1e9, worst);
+            worst = larger_error(worst, std::isfinite(wanted) ? std::fabs(got - wanted) / (1 + std::fabs(wanted)) : NAN);
         };
         if (kStatistics == 1) compare(max_logit[at], largest);
         if (kStatistics == 1 || kStatistics == 3) compare(entropy[at], -mean);
@@ -288,7 +288,8 @@ struct Problem {
     void check_head_maxima(double& worst) const {
         for (int h = 0; h < c.heads_q && kStatistics == 2 && !c.is_packed(); ++h) {
             const double got = head_maxima[h], wanted = head_maxima64[h];
-            if (got != wanted) worst = larger_error(std::fabs(got - wanted) / (1 + std::fabs(wanted)), worst);
+            if (got != wanted)
+                worst = larger_error(worst, std::isfinite(wanted) ? std::fabs(got - wanted) / (1 + std::fabs(wanted)) : NAN);
         }
     }
 };

@@ -93,13 +93,16 @@ struct Problem {
 
     void solve_row(int b, int row, int head) {
         std::vector<double> s(keys[b]);
-        double largest = -INFINITY, sum = has(kSink) ? std::exp(double{sink[head]}) : 0, mean = 0;
+        double largest = -INFINITY, sum = 0, mean = 0;
         bool unknown = false;
         for (int j = 0; j < keys[b]; ++j) {
             s[j] = score(b, row, head, j);
             unknown |= s[j] != s[j];
-            largest = std::fmax(largest, s[j]), sum += std::exp(s[j]);
+            largest = std::fmax(largest, s[j]);
         }
+        const double top = has(kSink) ? std::fmax(largest, sink[head]) : largest;
+        for (int j = 0; j < keys[b] && top > -INFINITY; ++j) sum += std::exp(s[j] - top);
+        if (has(kSink)) sum += std::exp(sink[head] - top);
         const size_t at = row_at(b, row, head);
         if (unknown) {
             lse64[at] = max64[at] = entropy64[at] = heads64[head] = NAN;
@@ -107,7 +110,7 @@ struct Problem {
             return;
         }
         if (sum == 0) return;
-        const double log_sum = lse64[at] = std::log(sum);
+        const double log_sum = lse64[at] = top + std::log(sum);
         max64[at] = largest;
         if (!(heads64[head] >= largest) && heads64[head] == heads64[head]) heads64[head] = largest;
         for (int j = 0; j < keys[b]; ++j) {
@@ -188,7 +191,7 @@ bool near(const char* name, const std::vector<Number>& got, const std::vector<do
     for (size_t i = 0; i < got.size(); ++i) {
         const double x = wide(got[i]), y = exact[i];
         if (equal_or_nan(x, y)) continue;
-        worst = larger_error(std::isfinite(y) ? std::fabs(x - y) / std::max(unit, std::fabs(y)) : NAN, worst);
+        worst = larger_error(worst, std::isfinite(y) ? std::fabs(x - y) / std::max(unit, std::fabs(y)) : NAN);
     }
     const bool good = worst <= limit;
     std::printf("%s %s: error %.2e, limit %.1e\n", good ? "ok" : "WRONG", name, worst, limit);
