@@ -79,10 +79,10 @@ struct Statistics {
 
 bool statistics(Problem& p, const Call& call) {
     Statistics made(p);
-    const Numbers out = p.out, lse = p.lse;
+    p.out.assign(p.out.size(), NAN), p.lse.assign(p.lse.size(), NAN);
     made.launch(p, call, false);
-    if (p.out != out || p.lse != lse) std::exit(2);
-    bool good = near("entropy", made.entropy, made.exact_entropy) & near("max_logit", made.rows, made.exact_rows);
+    bool good = near("out beside statistics", p.out, p.exact_out) & near("lse beside statistics", p.lse, p.exact_lse) &
+                near("entropy", made.entropy, made.exact_entropy) & near("max_logit", made.rows, made.exact_rows);
     made.launch(p, call, true);
     return good & near("max_logit of heads", made.heads, made.exact_heads);
 }
