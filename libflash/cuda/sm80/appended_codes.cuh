@@ -4,9 +4,9 @@
 // tile of keys is.
 #pragma once
 
+#include "cuda/attention/append.cuh"
 #include "cuda/attention/quantize.cuh"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/attention/append.cuh"
 
 namespace libflash::cuda::sm80 {
 

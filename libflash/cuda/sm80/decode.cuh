@@ -12,8 +12,8 @@
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm80/append_codes.cuh"
 #include "cuda/sm80/decode_instance.h"
-#include "cuda/sm80/decode_prefix.cuh"
 #include "cuda/sm80/decode_invariant.cuh"
+#include "cuda/sm80/decode_prefix.cuh"
 #include "cuda/sm80/decode_range.cuh"
 
 #include <algorithm>

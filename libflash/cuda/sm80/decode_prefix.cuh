@@ -9,6 +9,7 @@
 // and the row sums of its four lanes. Splits are those of the call without the hint.
 #pragma once
 
+#include "cuda/attention/combine_splits.cuh"
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
@@ -19,7 +20,6 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/attention/combine_splits.cuh"
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_loads.cuh"
 #include "cuda/sm80/decode_products.cuh"

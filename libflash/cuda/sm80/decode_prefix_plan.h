@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
+#include "cuda/host/decode_splits.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/plans.h"
 #include "cuda/sm80/decode_instance.h"
-#include "cuda/host/decode_splits.h"
 
 namespace libflash::cuda::sm80 {
 

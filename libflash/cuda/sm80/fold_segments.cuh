@@ -3,8 +3,8 @@
 // kept maximum and its row sum.
 #pragma once
 
-#include "cuda/attention/invariant_softmax.cuh"
 #include "cuda/attention/combine_splits.cuh"
+#include "cuda/attention/invariant_softmax.cuh"
 
 namespace libflash::cuda::sm80 {
 

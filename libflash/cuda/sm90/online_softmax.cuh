@@ -17,7 +17,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// kStatistics: with the statistics of the rows (attention/row_statistics.cuh), of which largest_score is in the units of the scores.
+// kStatistics: with the statistics of the rows (attention/row_statistics.cuh); largest_score is in the units of the scores.
 template <int kBlockN, bool kStatistics = false, bool kLongSums = false>
 struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<1, kLongSums>, NoRowStatistics> {
     static constexpr int kScores = kBlockN / 2;
