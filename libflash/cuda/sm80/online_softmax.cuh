@@ -117,11 +117,14 @@ struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<kSlabs>, No
 
     // Raises the kept maximum of a row with a large sum. `sum` must be the same in all lanes of the row.
     __device__ __forceinline__ void rescale_large_sum(int a, int r, float sum) {
-        if (!(sum > kSumLimit && sum < INFINITY)) return;
-        const float before = kept_maximum[a][r];
-        const float factor = raise_kept_maximum_by_sum(kept_maximum[a][r], sum);
-        if constexpr (kStatistics) this->rescale_weighted(a, r, row_sum[a][r], before - kept_maximum[a][r], factor);
-        scale_row(a, r, factor);
+        if constexpr (kStatistics) {
+            if (!(sum > kSumLimit && sum < INFINITY)) return;
+            const float before = kept_maximum[a][r], factor = raise_kept_maximum_by_sum(kept_maximum[a][r], sum);
+            this->rescale_weighted(a, r, row_sum[a][r], before - kept_maximum[a][r], factor);
+            scale_row(a, r, factor);
+        } else {
+            if (sum > kSumLimit && sum < INFINITY) scale_row(a, r, raise_kept_maximum_by_sum(kept_maximum[a][r], sum));
+        }
     }
 
     __device__ __forceinline__ void rescale_large_sums() {
