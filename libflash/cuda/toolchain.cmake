@@ -6,7 +6,7 @@
 
 # Machine code for the architectures whose fastest instructions the kernels use, and one PTX version for all newer ones: sm_100
 # has matrix instructions of its own, which the kernels do not know, so its machine code is not worth the size of the library.
-set(LIBFLASH_DEFAULT_ARCHITECTURES 80-real 90a-real 120-real 80-virtual)
+set(LIBFLASH_DEFAULT_ARCHITECTURES 80-real 90a-real 80-virtual)
 
 if(NOT DEFINED LIBFLASH_CUDA_PREFIX)
   set(LIBFLASH_CUDA_PREFIX /usr/local/cuda)  # the conventional prefix

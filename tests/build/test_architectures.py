@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CUDA = ROOT / "libflash" / "cuda"
-DEFAULT = "80-real 90a-real 120-real 80-virtual"
+DEFAULT = "80-real 90a-real 80-virtual"
 LIST = "80-real 90a-real 100-real 120-real 80-virtual"
 SCRIPT = """
 include({functions})
@@ -45,9 +45,9 @@ def test_default_architectures(cmake):
     assert f"set(LIBFLASH_DEFAULT_ARCHITECTURES {DEFAULT})" in text
     made = cmake(DEFAULT)
     assert made["sm80"] == made["any"]
-    assert made["sm80"] == ("80-real 90-real 120-real 80-virtual", {"80": "sm_80,compute_80", "90": "sm_90,sm_120"})
+    assert made["sm80"] == made["sm80_tangent"] == ("80-real 90-real 80-virtual", {"80": "sm_80,compute_80", "90": "sm_90"})
     assert made["sm80_large"] == ("90-real", {"90": "sm_90"})
-    assert made["sm80_small"] == ("80-real 120-real 80-virtual", {"80": "sm_80,compute_80", "90": "sm_120"})
+    assert made["sm80_small"] == ("80-real 80-virtual", {"80": "sm_80,compute_80"})
     assert made["sm90"] == ("90a-real", {"90a": "sm_90a"})
 
 
