@@ -46,7 +46,7 @@ def build(folder: Path) -> None:
     kernels = folder / "cuda_kernels.inc"
     kernels.write_text("".join(line for line in kernels.read_text().splitlines(keepends=True) if "_f64_" in line))
     names = [
-        "attention/head_maxima",
+        "attention/start_head_maxima",
         *(f"sm80/{code}_f64" for code in (*OPERATIONS, "forward_statistics", "forward_statistics_rows")),
     ]
     for name in (f"{name}.cuh" for name in names):

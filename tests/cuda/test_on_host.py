@@ -329,7 +329,12 @@ def doubles(head_dim: int, forward: str, backward: str, tangent: str, left_out: 
     defines = {"HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward, "TANGENT_TILE": tangent}
     defines |= {"CHANNELS_LEFT_OUT": left_out, "__CUDA_ARCH__": arch * 10}
     defines |= {"STATISTICS_TILE": "16, 16" if head_dim > 128 else "32, 16"}
-    headers = ("attention/head_maxima.cuh", "sm80/backward_f64.cuh", "sm80/forward_f64.cuh", "sm80/forward_statistics_f64.cuh")
+    headers = (
+        "attention/start_head_maxima.cuh",
+        "sm80/backward_f64.cuh",
+        "sm80/forward_f64.cuh",
+        "sm80/forward_statistics_f64.cuh",
+    )
     return Program("attention_f64.cpp", headers, tuple(defines.items()))
 
 
@@ -395,13 +400,14 @@ def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: 
 
 def forward_statistics(dtype: str, head_dim: int, tile: str, keys_per_sum: int) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile, "LIBFLASH_KEYS_PER_SUM": keys_per_sum}
-    headers = ("attention/head_maxima.cuh", "sm80/forward.cuh", "sm80/forward_statistics.cuh")
+    defines["__CUDA_ARCH__"] = 800  # the only PTX version of these kernels
+    headers = ("attention/start_head_maxima.cuh", "sm80/forward.cuh", "sm80/forward_statistics.cuh")
     return Program("forward_statistics.cpp", headers, tuple(defines.items()))
 
 
 def forward_statistics_sm90(dtype: str, head_dim: int, tile: str, stages: int, keys_per_sum: int, wanted: int) -> Program:
     program = forward_sm90(dtype, head_dim, head_dim, tile, stages, keys_per_sum)
-    headers = ("attention/head_maxima.cuh", *program.headers, "sm90/forward_statistics.cuh")
+    headers = ("attention/start_head_maxima.cuh", *program.headers, "sm90/forward_statistics.cuh")
     return program._replace(headers=headers, defines=(*program.defines, ("STATISTICS", wanted)))
 
 

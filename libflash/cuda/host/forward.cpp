@@ -26,7 +26,8 @@ ForwardStatisticsParams make_params(const AttentionProblem& problem, const Forwa
         params.max_logit = row_statistics_params(problem.max_logit);
     }
     if (plan.long_sums) params.long_sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("long_sums"));
-    if (plan.dynamic) params.sequence_order = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("sequence_order"));
+    if (plan.dynamic && plan.attention.blocks > 0)
+        params.sequence_order = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("sequence_order"));
     return params;
 }
 

@@ -57,13 +57,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t sme
 }
 
 // Writes the four 8x8 matrices of an A fragment or of two accumulator blocks; lanes 8i to 8i + 7 give the addresses of the rows
-// of matrix i. Only on sm_90 and newer; elsewhere it does nothing and must not be called.
+// of matrix i. Code for older architectures than sm_90 does not have it, so that a call there does not compile.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void stmatrix_x4(uint32_t smem_address, const uint32_t (&r)[4]) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address), "r"(r[0]), "r"(r[1]),
                  "r"(r[2]), "r"(r[3])
                  : "memory");
-#endif
 }
+#endif
 
 }  // namespace libflash::cuda

@@ -2,7 +2,7 @@
 // them. A warp has 16 rows, so that registers suffice for the statistics; with 256 channels of 16 bits two warps share them.
 #pragma once
 
-#include "cuda/attention/head_maxima.cuh"
+#include "cuda/attention/start_head_maxima.cuh"
 #include "cuda/sm80/forward.cuh"
 
 namespace libflash::cuda::sm80 {

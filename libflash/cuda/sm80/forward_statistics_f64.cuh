@@ -1,6 +1,7 @@
 // Forward in float64 with statistics of rows.
 #pragma once
 
+#include "cuda/attention/start_head_maxima.cuh"
 #include "cuda/sm80/forward_statistics_rows_f64.cuh"
 
 namespace libflash::cuda::sm80 {

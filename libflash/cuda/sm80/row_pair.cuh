@@ -215,7 +215,7 @@ struct RowPair {
             if (inverse == 0.0f || epilogue.stores_shard()) epilogue.scale_out(a, r, inverse);
         });
         if (epilogue.stores_shard()) return epilogue.store_shard();
-        const auto address = QTile::template skip_columns<kPairs>(
+        [[maybe_unused]] const auto address = QTile::template skip_columns<kPairs>(
             QTile::a_address(body.q_smem(), body.warp_row(), hide_from_compiler(body.lane)), part * kPairs);
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
@@ -228,7 +228,11 @@ struct RowPair {
                     const float* x = o[2 * pair + i / 2] + i % 2 * 2;
                     f[i] = pack_pair(x[0] * factor[a][i % 2], x[1] * factor[a][i % 2], T());
                 }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
                 stmatrix_x4(address.at(a * 16, pair), f);
+#else
+                QTile::store_fragment(body.q_smem(), body.warp_row() + a * 16, part * kChannelBlocks + 2 * pair, body.lane, f);
+#endif
             }
         __syncwarp();
         store_rows();

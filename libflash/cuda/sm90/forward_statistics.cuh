@@ -1,7 +1,7 @@
 // Forward with statistics of rows for sm_90a: the instance with block masks and long sums, without rare options.
 #pragma once
 
-#include "cuda/attention/head_maxima.cuh"
+#include "cuda/attention/start_head_maxima.cuh"
 #include "cuda/sm90/forward.cuh"
 
 namespace libflash::cuda::sm90 {

@@ -79,6 +79,7 @@ inline void load_matrices(uint32_t (&r)[4], uint32_t address, bool transposed) {
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, false); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, true); }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
     using emulation::lane, emulation::shown_by;
     shown_by(lane())[0] = address;
@@ -86,5 +87,6 @@ inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
     for (int m = 0; m < 4; ++m) std::memcpy(shared_pointer(shown_by(m * 8 + lane() / 4)[0]) + lane() % 4 * 4, &r[m], 4);
     emulation::wait_for_warp();
 }
+#endif
 
 }  // namespace libflash::cuda
