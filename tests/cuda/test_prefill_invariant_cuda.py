@@ -118,7 +118,7 @@ def test_against_the_cpu(kernel: dict) -> None:
 def test_long_sequences(kernel: dict) -> None:
     """With segments of several lengths."""
     dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kernel["dtype"]]
-    length, rows = 70_000, 200
+    length, rows = 70_000, 300
     q = torch.randn(rows, 8, 128, device="cuda", dtype=dtype)
     caches = [torch.randn(1, length, 2, 128, device="cuda", dtype=dtype) for _ in range(2)]
     ints = torch.tensor([length], device="cuda", dtype=torch.int32)

@@ -307,9 +307,9 @@ def contents(files: dict[str, dict]) -> dict[str, str]:
 
 
 def summed_up(files: dict[str, dict], cpu: pathlib.Path) -> dict[str, str]:
-    """The README's table, by the name of its markers: of the GPUs whose benchmarks ran to the end, or of all if none did."""
+    """The README's table, by the name of its markers: of the last GPU, by name, whose benchmarks ran to the end; else of all."""
     complete = [data for data in files.values() if all(passed(data, stage) for stage in ("benchmark", "decode"))]
-    return {summary.NAME: summary.table(complete or files.values(), json.loads(cpu.read_text()))} if files else {}
+    return {summary.NAME: summary.table(complete[-1:] or files.values(), json.loads(cpu.read_text()))} if files else {}
 
 
 def passed(data: dict, stage: str) -> bool:
