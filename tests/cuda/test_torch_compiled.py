@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -242,22 +244,39 @@ def test_gradients_of_late_inputs() -> None:
     assert all(map(torch.equal, got, right))
 
 
-class Everything(torch.nn.Module):
-    """Attention, merge and decode, with options of several types."""
+PACKAGE = """
+import sys, tempfile, torch
+if sys.argv[1] == "libflash":
+    import libflash.torch
+    from libflash.torch import attention, decode, merge
 
+class Module(torch.nn.Module):
     def forward(self, q, k, v, bias, lengths):
-        first = libflash.torch.attention(q * 1, k, v, bias=bias, window_size=(30, 20), softcap=4.0, seqused_k=lengths)
-        transposed = [x.transpose(1, 2) for x in (q + 1, k, v)]
-        second, lse = libflash.torch.attention(*transposed, layout="bhsd", causal=True, causal_align="top_left", return_lse=True)
-        third = libflash.torch.merge([first, second.transpose(1, 2).contiguous()], [lse, lse], return_lse=False)
-        return third, lse, libflash.torch.decode(q[:, :2].contiguous(), k, v, cache_seqlens=lengths)
+        if sys.argv[1] != "libflash":
+            return q * 2 + 1
+        first = attention(q * 1, k, v, bias=bias, window_size=(30, 20), softcap=4.0, seqused_k=lengths)
+        rows = [x.transpose(1, 2) for x in (q + 1, k, v)]
+        second, lse = attention(*rows, layout="bhsd", causal=True, causal_align="top_left", return_lse=True)
+        merged = merge([first, second.transpose(1, 2).contiguous()], [lse, lse], return_lse=False)
+        return merged, lse, decode(q[:, :2].contiguous(), k, v, cache_seqlens=lengths)
+
+x = [torch.randn(s, device="cuda").bfloat16() for s in ((2, 130, 4, 64), (2, 200, 2, 64), (2, 200, 2, 40), (130, 200))]
+x.append(torch.tensor([150, 200], dtype=torch.int32, device="cuda"))
+with torch.no_grad():
+    program = torch.export.export(Module(), tuple(x))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
+    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(*x), Module()(*x))
+"""
+
+
+def run_package(kind: str, folder) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-c", PACKAGE, kind, str(folder / f"{kind}.pt2")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
 def test_a_package_compiled_ahead_of_time_runs(tmp_path) -> None:
-    q, k, v = qkv(grad=False)
-    arguments = (q, k, v, *tensors((130, 200), grad=False), torch.tensor([150, 200], dtype=torch.int32, device=DEVICE))
-    with torch.no_grad():
-        program = torch.export.export(Everything(), arguments)
-        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-        got = torch._inductor.aoti_load_package(path)(*arguments)
-        torch.testing.assert_close(tuple(got), Everything()(*arguments))
+    """In a process of its own: PyTorch 2.11 ends some processes when it loads any package."""
+    if run_package("torch", tmp_path).returncode != 0:
+        pytest.skip("PyTorch's own package does not run here")
+    done = run_package("libflash", tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]

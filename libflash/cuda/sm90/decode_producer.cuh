@@ -10,9 +10,9 @@ template <class Traits>
 struct DecodeProducer {
     using KTile = typename Traits::KTile;
     static constexpr int kBlockN = Traits::kBlockN, kUnit = 16, kUnits = kBlockN / kUnit, kTilesAtOnce = 32 / kUnits;
-    // Tiles are prefetched into L2 so many tiles ahead: there is shared memory for two tiles only, and loads from L2 take half as
-    // long. Not in smaller boxes, of which TMA has enough to do.
-    static constexpr int kPrefetch = 2;
+    // Tiles are prefetched into L2 so many tiles ahead, but not in boxes of fewer keys than a tile, of which TMA has enough to
+    // do. 0 is fastest on an H100 (../TUNING.md).
+    static constexpr int kPrefetch = 0;
     static_assert(kPrefetch < kTilesAtOnce);
 
     const DecodeContext<Traits>& context;
