@@ -125,10 +125,13 @@ enum class DecodeStep { append, attention, combine, append_codes, prefix };
 
 struct DecodePlan {
     Instance instance;
-    int tile_q = 0, tile_k = 0;                     // query rows of a thread block; keys of a tile of one head
-    int64_t splits = 1;                             // key ranges
-    int64_t split_size = 0;                         // keys of each range; 0: equal ranges of the visible keys
-    bool invariant = false;                         // ranges are segments: of split_size, or those of invariant_segments.h
+    int tile_q = 0, tile_k = 0;  // query rows of a thread block; keys of a tile of one head
+    int64_t splits = 1;          // key ranges
+    int64_t split_size = 0;      // keys of each range; 0: equal ranges of the visible keys
+    bool invariant = false;      // ranges are segments: of split_size, or those of invariant_segments.h
+    // Where it is set: keys of the first segments, the key from which on they are longer (0: all have one size), and the version
+    // of the rule.
+    int first_segment = 0, longer_from = 0, invariant_version = 0;
     int key_heads = 1;                              // key heads of a thread block: 1 or decode_key_heads()
     int64_t query_tiles = 1;                        // of the query rows of a key head
     int64_t short_tiles = 0;                        // of a sequence, beside long chunks

@@ -1,6 +1,5 @@
 #include "plan/explain_plan.h"
 
-#include "cuda/attention/invariant_segments.h"
 #include "plan/explain_line.h"
 
 namespace libflash {
@@ -99,9 +98,8 @@ void cuda_lines(std::string& text, const TangentPlan& plan) {
 // Of the instance that shares its rule with the prefill kernel.
 void invariant_line(std::string& text, const cuda::DecodePlan& plan) {
     if (!plan.invariant) return;
-    const int64_t first = plan.split_size > 0 ? plan.split_size : cuda::kFirstSegment;
-    const std::string growth = plan.split_size > 0 ? "" : text_of(", from ", cuda::kSegmentGrowth, " on longer ones");
-    line(text, "rows", "invariant: segments of ", first, " keys", growth, ", version ", cuda::kInvariantVersion);
+    const std::string growth = plan.longer_from == 0 ? "" : text_of(", from ", plan.longer_from, " on longer ones");
+    line(text, "rows", "invariant: segments of ", plan.first_segment, " keys", growth, ", version ", plan.invariant_version);
 }
 
 void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {

@@ -4,6 +4,7 @@
 // changes the splits of the other sequences.
 #include <algorithm>
 
+#include "cuda/attention/invariant_segments.h"
 #include "cuda/host/decode_plan.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/problem_params.h"
@@ -67,6 +68,11 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.splits = splits.splits;
     plan.split_size = splits.split_size;
     plan.invariant = sizes.has_segments();
+    if (plan.invariant) {
+        plan.first_segment = splits.split_size > 0 ? static_cast<int>(splits.split_size) : kFirstSegment;
+        plan.longer_from = splits.split_size > 0 ? 0 : kSegmentGrowth;
+        plan.invariant_version = kInvariantVersion;
+    }
     plan.key_heads = splits.key_heads;
     const bool prefixes = !plan.invariant && uses_prefixes(sizes, splits);  // invariant rows have sums of their own
     if (prefixes) plan.prefix_tiles = most_prefix_tiles(problem);
