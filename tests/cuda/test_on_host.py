@@ -188,13 +188,14 @@ OPTION_CASES_OF_WIDE_HEADS = (
 # Keys that sequences share: the arguments of decode_prefix.cpp. First the calls that take the hint.
 PREFIX_CASES = (
     *((1, 4, 1, 16, 0, 0, 0, 0, 20, 1, 0), (1, 3, 0, 16, 0, 0, 0, 1, 4, 0, 1), (1, 4, 3, 16, 1, 0, 0, 0, 20, 1, 1)),
-    *((3, 3, -256, 64, 1, 0, 0, 8, 20, 0, 0), (1, 4, 0, 16, 2, 1, 0, 9, 20, 0, 2), (2, 2, -128, 16, 0, 1, 1, 8, 20, 1, 1)),
+    *((3, 3, -256, 64, 1, 0, 0, 8, 20, 0, 0), (1, 4, 0, 16, 2, 1, 0, 9, 20, 0, 2)),
     *((1, 4, 1, 0, 0, 0, 0, 0, 20, 1, 2), (1, 16, 2, 3, 1, 0, 0, 1, 20, 1, 0), (5, 3, 4, 16, 3, 5, 0, 8, 20, 0, 1)),
-    *((1, 1, 5, 100, 1, 0, 0, 0, 20, 0, 0), (4, 4, -384, 16, 2, 0, 1, 9, 20, 1, 2), (2, 1, 0, 64, 1, 2, 0, 0, 4, 1, 1)),
+    *((1, 1, 5, 100, 1, 0, 0, 0, 20, 0, 0), (2, 1, 0, 64, 1, 2, 0, 0, 4, 1, 1)),
     *((1, 4, 1, 16, 4, 0, 0, 0, 20, 0, 0), (1, 4, 2, 16, 5, 1, 0, 0, 20, 0, 1)),
 )
-# ALiBi, a window, more rows than a slab, and a call that leaves most of the GPU idle without splits.
+# ALiBi, a window, more rows than a slab, a call that leaves most of the GPU idle without splits, and invariant rows.
 PREFIX_CASES_WITHOUT = (
+    *((2, 2, -128, 16, 0, 1, 1, 8, 20, 1, 1), (4, 4, -384, 16, 2, 0, 1, 9, 20, 1, 2)),
     *((1, 4, 1, 16, 0, 0, 0, 2, 20, 0, 0), (1, 4, 1, 16, 0, 0, 0, 4, 20, 0, 0)),
     *((5, 4, 1, 16, 0, 0, 0, 8, 20, 0, 0), (1, 4, 0, 16, 0, 0, 0, 0, 64, 0, 0)),
 )
@@ -368,7 +369,7 @@ def invariant_rows(dtype: str, head_dims: tuple[int, int, int], decode_tile: str
     head_dim, head_dim_v, of_decode = head_dims
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "KERNEL_DIMS": f"{of_decode}, {of_decode}"}
     defines |= {"DECODE_TILE": decode_tile, "PREFILL_TILE": prefill_tile}
-    headers = ("sm80/decode.cuh", "sm80/decode_invariant.cuh", "sm90/forward.cuh", "sm90/prefill.cuh")
+    headers = ("sm80/decode.cuh", "sm80/decode_prefix.cuh", "sm80/decode_invariant.cuh", "sm90/forward.cuh", "sm90/prefill.cuh")
     return Program("invariant_rows.cpp", headers, tuple(defines.items()))
 
 
@@ -395,7 +396,8 @@ def decode_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: i
 def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "FORWARD_TILE": tile, "STAGES": stages}
     defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
-    return Program("forward_sm90.cpp", ("sm90/forward.cuh",), tuple(defines.items()))
+    headers = ("attention/start_head_maxima.cuh", "sm90/forward.cuh", "sm90/forward_statistics.cuh")
+    return Program("forward_sm90.cpp", headers, tuple(defines.items()))
 
 
 def forward_statistics(dtype: str, head_dim: int, tile: str, keys_per_sum: int) -> Program:
@@ -407,8 +409,7 @@ def forward_statistics(dtype: str, head_dim: int, tile: str, keys_per_sum: int) 
 
 def forward_statistics_sm90(dtype: str, head_dim: int, tile: str, stages: int, keys_per_sum: int, wanted: int) -> Program:
     program = forward_sm90(dtype, head_dim, head_dim, tile, stages, keys_per_sum)
-    headers = ("attention/start_head_maxima.cuh", *program.headers, "sm90/forward_statistics.cuh")
-    return program._replace(headers=headers, defines=(*program.defines, ("STATISTICS", wanted)))
+    return program._replace(defines=(*program.defines, ("STATISTICS", wanted)))
 
 
 def prefill(*sizes: Any) -> Program:
