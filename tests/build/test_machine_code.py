@@ -92,9 +92,9 @@ def test_no_spills_no_local_memory(name, arch):
 def test_forward_fits_the_small_gpus(name, arch):
     if name.endswith("_d512"):
         pytest.skip("needs 163 KB")
-    # Static shared memory of two warps with the same rows; 64 KB more are dynamic in statistics of 256 channels.
-    two_warps = name.endswith(("_d512_small", "f16_d256_statistics"))
-    most = LARGEST_SHARED_WIDE if two_warps else LARGEST_SHARED
+    most = LARGEST_SHARED_WIDE if name.endswith("_d512_small") else LARGEST_SHARED
+    if name.endswith("f16_d256_statistics"):
+        most = 8192  # two warps with the same rows exchange P; with tiles of 64 KB and less than 4 KB of other dynamic memory it fits
     assert all(int(kernel["shared"] or 0) <= most for kernel in KERNELS[name, arch]), KERNELS[name, arch]
 
 
