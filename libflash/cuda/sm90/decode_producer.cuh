@@ -10,10 +10,6 @@ template <class Traits>
 struct DecodeProducer {
     using KTile = typename Traits::KTile;
     static constexpr int kBlockN = Traits::kBlockN, kUnit = 16, kUnits = kBlockN / kUnit, kTilesAtOnce = 32 / kUnits;
-    // Tiles are prefetched into L2 so many tiles ahead, but not in boxes of fewer keys than a tile, of which TMA has enough to
-    // do. 0 is fastest on an H100 (../TUNING.md).
-    static constexpr int kPrefetch = 0;
-    static_assert(kPrefetch < kTilesAtOnce);
 
     const DecodeContext<Traits>& context;
 
@@ -32,7 +28,6 @@ struct DecodeProducer {
 #pragma unroll 1
         for (int tile = 0; tile < work_tile.tiles; ++tile) {
             if (tile % kTilesAtOnce == 0) pages = next, next = read_pages(locations, tile + kTilesAtOnce);
-            if (kPrefetch > 0 && context.maps.box_rows == kBlockN) prefetch(tile + kPrefetch, pages, next, leader);
             load(tile, pages, leader);
         }
     }
@@ -53,19 +48,6 @@ private:
         return {static_cast<uint32_t>(at.page) < static_cast<uint32_t>(hidden()) ? at.page : absent(), at.row};
     }
 
-    // `pages`: of the tile that is loaded next.
-    __device__ __forceinline__ void prefetch(int tile, const PageRow& pages, const PageRow& next, bool leader) const {
-        const bool is_next = tile % kTilesAtOnce < kPrefetch;
-        const int lane_of_tile = tile % kTilesAtOnce * kUnits;
-        const int page = __shfl_sync(0xffffffffu, is_next ? next.page : pages.page, lane_of_tile),
-                  row = __shfl_sync(0xffffffffu, is_next ? next.row : pages.row, lane_of_tile);
-        if (leader && page < hidden() && tile < context.storage.work_tile.tiles) {
-#pragma unroll
-            for (int chunk = 0; chunk < Traits::kChunks; ++chunk)
-                tma_prefetch(context.maps.k, chunk * KTile::kChunkCols, row, context.storage.work_tile.rows.head_k, page);
-        }
-        __syncwarp();
-    }
     __device__ __forceinline__ void load(int tile, const PageRow& pages, bool leader) const {
         int page[kUnits], row[kUnits];
         const int first_lane = tile % kTilesAtOnce * kUnits;
