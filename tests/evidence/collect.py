@@ -137,10 +137,15 @@ def tests_verdict(codes: list[int | None], data: dict) -> tuple[str, str, dict]:
 
 
 def by_json(name: str, program: pathlib.Path, run: Run, *arguments: str) -> tuple[str, str, dict]:
-    """A stage that runs a program, which writes its result as JSON."""
+    """A stage that runs a program, which writes its result as JSON to the file of its last argument."""
+    return by_command(name, [str(program), *arguments], run, *["--quick"] * run.quick)
+
+
+def by_command(name: str, command: list[str], run: Run, *more: str) -> tuple[str, str, dict]:
+    """The same with any command; `more` comes after the name of the file."""
     out = run.logs / f"{name}.json"
     out.unlink(missing_ok=True)
-    done = run.program(name, [str(program), *arguments, str(out), *["--quick"] * run.quick])
+    done = run.program(name, [*command, str(out), *more])
     data = json.loads(out.read_text()) if out.exists() else {}
     if done.code is None:
         return "timed out", "", data
@@ -194,16 +199,10 @@ def context(run: Run) -> tuple[str, str, dict]:
     command += [str(ROOT / "tests/cuda" / name) for name in ON_ALL]
     if (done := run.program("context-tests", command)).code != 0:
         return ("timed out" if done.code is None else "failed"), last_words(done.text), {}
-    out = run.logs / "context.json"
-    out.unlink(missing_ok=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     tokens = QUICK_TOKENS if run.quick else TOKENS
-    benchmark = [str(ROOT / "tests/benchmark/context_parallel.py"), "--rounds", "3", "--json", str(out), "--tokens", *tokens]
-    done = run.program("context", [*launcher, *benchmark])
-    data = json.loads(out.read_text()) if out.exists() else {}
-    if done.code == 0 and data:
-        return "passed", "", data
-    return ("timed out" if done.code is None else "failed"), last_words(done.text), data
+    benchmark = [str(ROOT / "tests/benchmark/context_parallel.py"), "--rounds", "3", "--tokens", *tokens, "--json"]
+    return by_command("context", [*launcher, *benchmark], run)
 
 
 STAGES = {
