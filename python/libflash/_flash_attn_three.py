@@ -55,15 +55,25 @@ def refuse_without_pages(**given: Array | None) -> None:
                                    "flash_attn_with_kvcache")  # fmt: skip
 
 
+def library_of(x: Array) -> Any:
+    """The module of the functions for this array; None for other libraries."""
+    for name, array in (("torch", "Tensor"), ("numpy", "ndarray"), ("jax.numpy", "ndarray")):
+        module = sys.modules.get(name)
+        if module is not None and isinstance(x, getattr(module, array)):
+            return module
+    return None
+
+
 def rows_of_table(block_table: Array, cache_batch_idx: Array) -> Array:
     """The lines of the table of the sequences of a call, in their order."""
     shapes = tuple(block_table.shape), tuple(cache_batch_idx.shape)
     if len(shapes[0]) != 2 or len(shapes[1]) != 1:
         raise InvalidError(f"block_table has shape {shapes[0]} and cache_batch_idx {shapes[1]}; they need 2 dimensions and 1")
-    library = next(
-        sys.modules[name] for name, array in (("torch", "Tensor"), ("numpy", "ndarray"), ("jax.numpy", "ndarray"))
-        if name in sys.modules and isinstance(block_table, getattr(sys.modules[name], array))
-    )  # fmt: skip
+    library = library_of(block_table)
+    if library is None:
+        raise UnsupportedError(
+            f"cache_batch_idx with block_table is not for {type(block_table).__name__}: pass the lines of the table"
+        )
     # A number outside of the table has no pages, as an entry of cache_batch_idx has no keys without a table.
     known = (cache_batch_idx >= 0) & (cache_batch_idx < block_table.shape[0])
     return library.where(known[:, None], block_table[library.where(known, cache_batch_idx, 0)], -1)
@@ -90,8 +100,7 @@ def with_qv(
 
 def joined(a: Array, b: Array) -> Array:
     """One after the other, along the last dimension."""
-    for library, name, function in (("torch", "Tensor", "cat"), ("numpy", "ndarray", "concatenate")):
-        module = sys.modules.get(library)
-        if module is not None and isinstance(a, getattr(module, name)):
-            return getattr(module, function)((a, b), -1)
-    raise UnsupportedError(f"qv is for PyTorch tensors and NumPy arrays, not {type(a).__name__}; use libflash.decode")
+    library = library_of(a)
+    if library is None or library.__name__ == "jax.numpy":
+        raise UnsupportedError(f"qv is for PyTorch tensors and NumPy arrays, not {type(a).__name__}; use libflash.decode")
+    return library.concatenate((a, b), -1)

@@ -135,6 +135,24 @@ def swap(axis: Axis, pieces: list[Tensor]) -> list[Tensor]:
     return list(received)
 
 
+Chunks = tuple[tuple[int, int], ...]  # of chunks_by_position
+
+
+def join_chunks(parts: list[Tensor], chunks: Chunks, dim: int) -> Tensor:
+    """The tokens of all ranks in their order, from the parts of the ranks."""
+    size = parts[0].shape[dim] * len(parts) // len(chunks)
+    return torch.cat([parts[rank].narrow(dim, n * size, size) for rank, n in chunks], dim)
+
+
+def split_chunks(x: Tensor, chunks: Chunks, dim: int) -> list[Tensor]:
+    """The inverse: the parts of the ranks."""
+    size = x.shape[dim] // len(chunks)
+    pieces: dict[int, list[Tensor]] = {}
+    for position, (rank, _) in enumerate(chunks):  # those of a rank ascend
+        pieces.setdefault(rank, []).append(x.narrow(dim, position * size, size))
+    return [torch.cat(pieces[rank], dim) for rank in sorted(pieces)]
+
+
 def sum_pieces(axis: Axis, pieces: list[Tensor]) -> Tensor:
     """Piece n is a part of a sum that rank n gets, in float32 at least. The order of the sum is that of the ranks, the same in
     every run.

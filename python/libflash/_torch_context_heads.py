@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from . import _torch_context_group as groups
-from ._torch_context_group import Axis
+from ._torch_context_group import Axis, Chunks
 
 Tensor = torch.Tensor
 
@@ -20,30 +20,20 @@ class HeadExchange:
     """
 
     axis: Axis
-    chunks: tuple[tuple[int, int], ...]
-
-    @property
-    def chunks_of_rank(self) -> int:
-        return len(self.chunks) // self.axis.size
+    chunks: Chunks
 
     def to_heads(self, x: Tensor, token_dim: int, head_dim: int, repeat: int = 1) -> Tensor:
         if self.axis.size == 1:
             return x
         if repeat > 1:
             x = x.repeat_interleave(repeat, head_dim)
-        size = x.shape[token_dim] // self.chunks_of_rank
-        received = groups.swap(self.axis, list(x.chunk(self.axis.size, head_dim)))
-        return torch.cat([received[rank].narrow(token_dim, n * size, size) for rank, n in self.chunks], token_dim)
+        return groups.join_chunks(groups.swap(self.axis, list(x.chunk(self.axis.size, head_dim))), self.chunks, token_dim)
 
     def to_tokens(self, x: Tensor, token_dim: int, head_dim: int, repeat: int = 1) -> Tensor:
         """The inverse; sums over repeated heads."""
         if self.axis.size == 1:
             return x
-        size = x.shape[token_dim] // len(self.chunks)
-        begin = {chunk: n * size for n, chunk in enumerate(self.chunks)}
-        counts = range(self.axis.size), range(self.chunks_of_rank)
-        pieces = [[x.narrow(token_dim, begin[rank, n], size) for n in counts[1]] for rank in counts[0]]
-        received = groups.swap(self.axis, [torch.cat(chunks, token_dim) for chunks in pieces])
+        received = groups.swap(self.axis, groups.split_chunks(x, self.chunks, token_dim))
         joined = torch.cat(received, head_dim)
         if repeat == 1:
             return joined

@@ -15,7 +15,7 @@ import torch
 
 from . import _torch_context_group as groups
 from ._context_layout import Layout, LocalTokens, chunks_by_position
-from ._torch_context_group import Exchange, Ranks
+from ._torch_context_group import Chunks, Exchange, Ranks
 from ._torch_context_parts import Part, PartBackward, PartForward, Sum, keys_used, parts_of, serves
 from ._torch_context_positions import PositionBackward, PositionForward
 
@@ -132,22 +132,14 @@ class Schedule:
     def token_dim(self) -> int:
         return 0 if self.layout.cu_seqlens is not None else 1
 
-    def chunks(self) -> tuple[tuple[int, int], ...]:
+    def chunks(self) -> Chunks:
         return chunks_by_position(self.layout.order, tuple(range(self.ranks.ring.size)), self.ranks.size)
 
     def gather(self, x: Tensor) -> Tensor:
-        chunks, dim = self.chunks(), self.token_dim()
-        size = x.shape[dim] * self.ranks.ring.size // len(chunks)
-        parts = groups.gather(self.ranks.ring, x)
-        return torch.cat([parts[rank].narrow(dim, n * size, size) for rank, n in chunks], dim)
+        return groups.join_chunks(groups.gather(self.ranks.ring, x), self.chunks(), self.token_dim())
 
     def scatter_sum(self, x: Tensor) -> Tensor:
-        chunks, dim = self.chunks(), self.token_dim()
-        size = x.shape[dim] // len(chunks)
-        pieces: list[list[Tensor]] = [[] for _ in range(self.ranks.ring.size)]
-        for position, (rank, _) in enumerate(chunks):  # those of a rank ascend
-            pieces[rank].append(x.narrow(dim, position * size, size))
-        return groups.sum_pieces(self.ranks.ring, [torch.cat(piece, dim) for piece in pieces])
+        return groups.sum_pieces(self.ranks.ring, groups.split_chunks(x, self.chunks(), self.token_dim()))
 
 
 def filled(x: Tensor, like: Tensor) -> Tensor:
