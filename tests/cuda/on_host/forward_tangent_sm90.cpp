@@ -10,6 +10,7 @@
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/forward_tangent.cuh"
 #include "numbers.h"
+#include "tangent_sequences.h"
 
 using namespace libflash;
 using namespace libflash::cuda;
@@ -21,8 +22,6 @@ struct Kernel {
 };
 using T = ElementOf<Kernel::config.dtype>;
 constexpr double kRounding = Kernel::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7;
-
-enum class Lengths { dense, used, packed };
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim, head_dim_v;
@@ -39,25 +38,6 @@ template <class Number>
 std::vector<Number> random(size_t count, float scale) {
     return random<Number>(count, scale, generator);
 }
-
-// The sequences of one side: first row of each in all rows, allocated and used lengths.
-struct Side {
-    std::vector<int32_t> start, owned, length, cu{0};
-    int rows = 0;
-
-    Side(const Case& c, int count, int less) {
-        for (int b = 0; b < c.batch; ++b) {
-            const int here = c.lengths == Lengths::packed && b > 0 ? count / (b + 1) - less : count;
-            start.push_back(rows), owned.push_back(here);
-            length.push_back(c.lengths == Lengths::used ? std::max(0, count - b * less) : here);
-            cu.push_back(rows += here);
-        }
-    }
-    LengthsParams params(const Case& c) const {
-        if (c.lengths == Lengths::packed) return {cu.data(), nullptr, rows};
-        return {nullptr, c.lengths == Lengths::used ? length.data() : nullptr, owned[0]};
-    }
-};
 
 struct Problem {
     Case c;
