@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from reference import forward
 from reference_decode import decode as oracle
 
 import libflash
-from libflash import flash_attn
+from libflash import _flash_attn_three, flash_attn
 
 torch = pytest.importorskip("torch")
 
@@ -234,6 +235,8 @@ def test_entries_of_a_block_table(convert: Any) -> None:
         call(block_table=table, cache_batch_idx=[3, 4, 2])
     with pytest.raises(libflash.InvalidError, match="they need 2 dimensions and 1"):
         call(block_table=table, cache_batch_idx=[[3, 0, 2]])
+    with pytest.raises(libflash.UnsupportedError, match="cache_batch_idx with block_table is not for SimpleNamespace"):
+        _flash_attn_three.rows_of_table(SimpleNamespace(shape=(4, 3)), SimpleNamespace(shape=(3,)))
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
