@@ -244,7 +244,7 @@ def test_gradients_of_late_inputs() -> None:
     assert all(map(torch.equal, got, right))
 
 
-PACKAGE = """
+AHEAD_OF_TIME = """
 import sys, tempfile, torch
 if sys.argv[1] == "libflash":
     import libflash.torch
@@ -264,19 +264,23 @@ x = [torch.randn(s, device="cuda").bfloat16() for s in ((2, 130, 4, 64), (2, 200
 x.append(torch.tensor([150, 200], dtype=torch.int32, device="cuda"))
 with torch.no_grad():
     program = torch.export.export(Module(), tuple(x))
-    path = torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
-    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(*x), Module()(*x))
+    if sys.argv[2] == "package":
+        loaded = torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[3]))
+    else:
+        loaded = torch._export.aot_load(torch._inductor.aot_compile(program.module(), tuple(x)), "cuda")
+    torch.testing.assert_close(loaded(*x), Module()(*x))
 """
 
 
-def run_package(kind: str, folder) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-c", PACKAGE, kind, str(folder / f"{kind}.pt2")]
+def compiled_ahead(what: str, how: str, folder) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-c", AHEAD_OF_TIME, what, how, str(folder / f"{what}.pt2")]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
-def test_a_package_compiled_ahead_of_time_runs(tmp_path) -> None:
-    """In a process of its own: PyTorch 2.11 ends some processes when it loads any package."""
-    if run_package("torch", tmp_path).returncode != 0:
-        pytest.skip("PyTorch's own package does not run here")
-    done = run_package("libflash", tmp_path)
+@pytest.mark.parametrize("how", ["package", "library"])
+def test_compiled_ahead_of_time(how: str, tmp_path) -> None:
+    """By AOTInductor, in a process of its own: some PyTorch 2.11 ends the process when it loads any package."""
+    if compiled_ahead("torch", how, tmp_path).returncode != 0:
+        pytest.skip(f"PyTorch's own {how} does not run here")
+    done = compiled_ahead("libflash", how, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
