@@ -13,10 +13,10 @@ racecheck (libflash/cuda/sm90/pipeline.cuh says why):
     pip install --no-deps --target DIR . -C cmake.define.LIBFLASH_RACECHECK=ON
 
 Each stage has its time limit; one that fails is recorded and the next one runs. One GPU takes longer than all stages may take
-together: call it twice, --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. With two GPUs the stages
-of ASIDE run on the second one at the same time as the others, some 4 minutes, and after them the stage that needs both; with
-one GPU those of BESIDE run at the same time as the tests, and after them the others, one after the other. The exit code is 0 if
-every stage that ran passed. Logs go to build/evidence.
+together: call it twice, --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. The tests and the stages
+of CHECKS share a GPU, each lane at the same time as the others. The stages of TIMED have a GPU to themselves: the second one at
+the same time as the others, or, with one GPU, the same one afterwards. The stage that needs two GPUs is the last one. The exit
+code is 0 if every stage that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from limited import Done, run_limited
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
-LIMITS = {"tests": 300, "accuracy": 120, "repeats": 180, "sanitizer": 380, "benchmark": 200, "decode": 60, "shapes": 50}
+LIMITS = {"tests": 420, "accuracy": 200, "repeats": 240, "sanitizer": 450, "benchmark": 200, "decode": 60, "shapes": 50}
 LIMITS |= {"context": 170}
-QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30, "shapes": 25}
+QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
 QUICK_LIMITS |= {"context": 100}
-# With the tests, on one GPU. Not stages that measure time, nor accuracy: its exact results need the processors of the tests.
-BESIDE = ("repeats", "sanitizer")
-ASIDE = ("benchmark", "decode", "shapes", "accuracy", "repeats")  # on the second GPU, if there are two
+# Lanes on the first GPU. Accuracy follows the tests: its exact results need their processors.
+CHECKS = (("tests", "accuracy"), ("sanitizer",), ("repeats",))
+TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
 TOTAL = 530  # limit of all stages together
-MOST_WORKERS = 16
+MOST_WORKERS = 28
 NO_GPU = "no CUDA device"  # the reason with which tests/cuda skips
-TIMED = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
+WAITING = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
 ON_HOST = ("test_on_host.py",)  # needs no GPU, and takes minutes of processor time
-ON_ALL = ("test_context_gpus.py",)  # keeps all GPUs busy: of the stage `context`
+ON_ALL = ("test_context_gpus.py", "test_two_devices.py")  # need several GPUs: of the stage `context`
 TOKENS, QUICK_TOKENS = ("32768", "65536", "131072"), ("32768",)
 TAIL = 15  # lines of a failed stage's log that are printed
 
@@ -109,8 +109,8 @@ def tests(run: Run) -> tuple[str, str, dict]:
     """First the tests that measure time, alone; then the others, in parallel if xdist is installed."""
     codes, reports = [], []
     workers = min(MOST_WORKERS, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
-    timed = [str(ROOT / "tests/cuda" / name) for name in TIMED]
-    others = [str(ROOT / "tests/cuda"), *(f"--ignore={ROOT / 'tests/cuda' / name}" for name in TIMED + ON_HOST + ON_ALL)]
+    timed = [str(ROOT / "tests/cuda" / name) for name in WAITING]
+    others = [str(ROOT / "tests/cuda"), *(f"--ignore={ROOT / 'tests/cuda' / name}" for name in WAITING + ON_HOST + ON_ALL)]
     for name, arguments in {"timed": timed, "others": others + ["-n", str(workers)] * (workers > 1)}.items():
         report = run.logs / f"tests-{name}.xml"
         report.unlink(missing_ok=True)
@@ -194,7 +194,7 @@ def shapes(run: Run) -> tuple[str, str, dict]:
 
 
 def context(run: Run) -> tuple[str, str, dict]:
-    """Context parallel attention on two GPUs: its tests, then its benchmark."""
+    """Context parallel attention on two GPUs: its tests and those of several devices, then its benchmark."""
     command = ["-m", "pytest", "-q", "-p", "no:benchmark", "-p", "no:cacheprovider"]
     command += [str(ROOT / "tests/cuda" / name) for name in ON_ALL]
     if (done := run.program("context-tests", command)).code != 0:
@@ -223,13 +223,12 @@ def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None
     """
 
     def among(some: tuple[str, ...]) -> list[str]:
-        return [name for name in names if name in some]
+        return [name for name in some if name in names]
 
+    checks = [(among(lane), 0) for lane in CHECKS]
     if gpus > 1:
-        first = [name for name in names if name not in ASIDE + record.OF_SEVERAL]
-        return [[(first, None), (among(ASIDE), 1)], [(among(record.OF_SEVERAL), None)]]
-    alone = tuple(name for name in STAGES if name not in ("tests", *BESIDE, *record.OF_SEVERAL))
-    return [[(among(("tests",)), None), (among(BESIDE), None)], [(among(alone), None)]]
+        return [[*checks, (among(TIMED), 1)], [(among(record.OF_SEVERAL), None)]]
+    return [checks, [(among(TIMED), 0)]]
 
 
 def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:
@@ -250,7 +249,7 @@ def earlier(path: pathlib.Path, wanted: list[str]) -> dict | None:
 
 
 class Collection:
-    """The evidence file during a run; stages of two lanes write to it."""
+    """The evidence file during a run; stages of several lanes write to it."""
 
     def __init__(self, path: pathlib.Path, machine: dict, quick: bool, wanted: list[str]) -> None:
         self.path, self.writing = path, threading.Lock()
@@ -313,7 +312,7 @@ def collect(options: argparse.Namespace) -> int:
         quiet = threading.Event()
         if not any("tests" in names for names, _ in phase):
             quiet.set()
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(len(phase)) as pool:
             settings = {"quiet": quiet, "end": end, "racecheck_build": options.racecheck_build}
             begun = [
                 pool.submit(collection.run_stages, names, Run(options.quick, options.logs, arch, gpu, **settings))
