@@ -14,10 +14,12 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-TESTS = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / folder) for folder in (".", "support", "short_names", "capi")]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(2, str(pathlib.Path(__file__).resolve().parents[1] / "short_names"))
+sys.path.insert(3, str(pathlib.Path(__file__).resolve().parents[1] / "capi"))
 
 import cases
 from case import Case
@@ -40,9 +42,9 @@ TANGENT_NUMBER = 8  # every input moves; with tdelta, without gradients
 AnyCase = Case | DecodeCase | CacheCase | StatisticsCase | TangentCase
 
 
-def chosen(kernel: dict, fill: str) -> list[AnyCase]:
+def chosen(kernel: dict, fill: str) -> Sequence[AnyCase]:
     """The cases of that fill for the kind of the kernel, with its head_dim."""
-    kind, dtype = kernel["kind"], TYPES[kernel["dtype"]]
+    kind = kernel["kind"]
     if kernel["operation"] == "decode":
         return [decode_case(kernel, fill)]
     if kind == "statistics":
@@ -50,7 +52,7 @@ def chosen(kernel: dict, fill: str) -> list[AnyCase]:
     if kind.endswith("_tangent"):
         some = attention_cases(kernel, fill, TANGENT_LONG)
         return [TangentCase(TANGENT_NUMBER, case) for case in some if case.causal]
-    return list(attention_cases(kernel, fill, LONG))
+    return attention_cases(kernel, fill, LONG)
 
 
 def decode_case(kernel: dict, fill: str) -> DecodeCase | CacheCase:

@@ -55,6 +55,7 @@ NO_GPU = "no CUDA device"  # the reason with which tests/cuda skips
 WAITING = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
 ON_HOST = ("test_on_host.py",)  # needs no GPU, and takes minutes of processor time
 ON_ALL = ("test_context_gpus.py", "test_two_devices.py")  # need several GPUs: of the stage `context`
+ALSO_ON_ALL = ("test_jax_cuda.py::test_sharded_over_two_gpus",)  # where the tests see one GPU, it is skipped
 TOKENS, QUICK_TOKENS = ("32768", "65536", "131072"), ("32768",)
 TAIL = 15  # lines of a failed stage's log that are printed
 
@@ -196,7 +197,7 @@ def shapes(run: Run) -> tuple[str, str, dict]:
 def context(run: Run) -> tuple[str, str, dict]:
     """Context parallel attention on two GPUs: its tests and those of several devices, then its benchmark."""
     command = ["-m", "pytest", "-q", "-p", "no:benchmark", "-p", "no:cacheprovider"]
-    command += [str(ROOT / "tests/cuda" / name) for name in ON_ALL]
+    command += [str(ROOT / "tests/cuda" / name) for name in ON_ALL + ALSO_ON_ALL]
     if (done := run.program("context-tests", command)).code != 0:
         return ("timed out" if done.code is None else "failed"), last_words(done.text), {}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -225,10 +226,9 @@ def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None
     def among(some: tuple[str, ...]) -> list[str]:
         return [name for name in some if name in names]
 
-    checks = [(among(lane), 0) for lane in CHECKS]
     if gpus > 1:
-        return [[*checks, (among(TIMED), 1)], [(among(record.OF_SEVERAL), None)]]
-    return [checks, [(among(TIMED), 0)]]
+        return [[*((among(lane), 0) for lane in CHECKS), (among(TIMED), 1)], [(among(record.OF_SEVERAL), None)]]
+    return [[(among(lane), None) for lane in CHECKS], [(among(TIMED), None)]]
 
 
 def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:

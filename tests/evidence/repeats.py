@@ -2,11 +2,11 @@
 
     python tests/evidence/repeats.py OUT.json [--quick]
 
-The problem has a batch of 60 (tangents of float32 and float64: 15) and different lengths, some 0. Forward is also repeated without lengths (`dense`), with rare options
-(`options`) and with a block mask (`blocks`), because tile schedules differ then. Half of the repeats run at the same time as
-copies on another stream, which use memory bandwidth. `differing` and these fields count for each tensor the repeats whose bits
-differ from the first result: 0 is expected. Backward runs with deterministic=True; without it (`default`) dq may differ, whose
-sums have no fixed order, but dk and dv may not.
+The problem has a batch of 60 (tangents of float32 and float64, which are slow: 15) and different lengths, some 0. Forward is also
+repeated without lengths (`dense`), with rare options (`options`) and with a block mask (`blocks`), because tile schedules differ
+then. Half of the repeats run at the same time as copies on another stream, which use memory bandwidth. `differing` and these
+fields count for each tensor the repeats whose bits differ from the first result: 0 is expected. Backward runs with
+deterministic=True; without it (`default`) dq may differ, whose sums have no fixed order, but dk and dv may not.
 A hash is valid for one GPU and toolkit: a kernel built by another compiler may round differently.
 """
 
@@ -21,8 +21,10 @@ import pathlib
 import sys
 from collections.abc import Callable
 
-TESTS = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / folder) for folder in (".", "support", "short_names", "capi")]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(2, str(pathlib.Path(__file__).resolve().parents[1] / "short_names"))
+sys.path.insert(3, str(pathlib.Path(__file__).resolve().parents[1] / "capi"))
 
 import cases
 import numpy as np

@@ -18,8 +18,10 @@ import re
 import sys
 from types import SimpleNamespace
 
-TESTS = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / folder) for folder in (".", "support", "short_names", "capi")]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(2, str(pathlib.Path(__file__).resolve().parents[1] / "short_names"))
+sys.path.insert(3, str(pathlib.Path(__file__).resolve().parents[1] / "capi"))
 
 import numpy as np
 import reference_decode

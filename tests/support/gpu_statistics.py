@@ -51,7 +51,7 @@ def compared(case: Case, name: str, got: np.ndarray, wanted: np.ndarray, limit: 
         got, wanted = (owned(case, {"lse": y})["lse"] for y in (got, wanted))
     np.testing.assert_allclose(got, wanted, rtol=0, atol=limit, err_msg=f"{case}: {name}")
     finite = np.isfinite(wanted)
-    error, exact = (got - wanted)[finite], wanted[finite]
+    error, exact = got[finite] - wanted[finite], wanted[finite]
     return Report(t1=np.abs(error).max(initial=0) / limit, rms=float(np.sqrt((error**2).sum() / max((exact**2).sum(), 1e-300))))
 
 

@@ -92,7 +92,8 @@ def backward_tangent(
 
 def run_forward_tangent(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> Results:
     """out and LSE computed by the call, and their tangents; in every second case with tdelta."""
-    return forward_by(functools.partial(forward_tangent, device=device), *tangent.problem(), kernel, delta=tangent.number % 2 == 0)
+    call = functools.partial(forward_tangent, device=device)
+    return forward_by(call, *tangent.problem(), kernel, delta=tangent.number % 2 == 0)
 
 
 def run_backward_tangent(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> Results:
