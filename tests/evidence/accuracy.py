@@ -1,4 +1,5 @@
-"""Accuracy of every CUDA kernel of attention, by the rule of conformance/tolerance.py: a line for each kernel and kind of values.
+"""Accuracy of the CUDA kernels of gpu_kernels.KINDS, by the rule of conformance/tolerance.py: a line for each kernel and kind of
+values.
 
     python tests/evidence/accuracy.py OUT.json [--quick]
 

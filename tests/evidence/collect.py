@@ -51,6 +51,9 @@ CHECKS = (("tests", "accuracy"), ("sanitizer",), ("repeats",))
 TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
 TOTAL = 530  # limit of all stages together
 MOST_WORKERS = 28
+# Of NumPy, in stages beside others: exact results are products of small matrices, and threads that wait for a processor make
+# them many times slower.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 NO_GPU = "no CUDA device"  # the reason with which tests/cuda skips
 WAITING = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
 ON_HOST = ("test_on_host.py",)  # needs no GPU, and takes minutes of processor time
@@ -137,16 +140,16 @@ def tests_verdict(codes: list[int | None], data: dict) -> tuple[str, str, dict]:
     return ("passed", "", data) if data["passed"] else ("failed", "nothing ran", data)
 
 
-def by_json(name: str, program: pathlib.Path, run: Run, *arguments: str) -> tuple[str, str, dict]:
+def by_json(name: str, program: pathlib.Path, run: Run, *arguments: str, **environment: str) -> tuple[str, str, dict]:
     """A stage that runs a program, which writes its result as JSON to the file of its last argument."""
-    return by_command(name, [str(program), *arguments], run, *["--quick"] * run.quick)
+    return by_command(name, [str(program), *arguments], run, *["--quick"] * run.quick, **environment)
 
 
-def by_command(name: str, command: list[str], run: Run, *more: str) -> tuple[str, str, dict]:
+def by_command(name: str, command: list[str], run: Run, *more: str, **environment: str) -> tuple[str, str, dict]:
     """The same with any command; `more` comes after the name of the file."""
     out = run.logs / f"{name}.json"
     out.unlink(missing_ok=True)
-    done = run.program(name, [*command, str(out), *more])
+    done = run.program(name, [*command, str(out), *more], **environment)
     data = json.loads(out.read_text()) if out.exists() else {}
     if done.code is None:
         return "timed out", "", data
@@ -164,15 +167,15 @@ def last_words(text: str) -> str:
 
 
 def accuracy(run: Run) -> tuple[str, str, dict]:
-    return by_json("accuracy", FOLDER / "accuracy.py", run)
+    return by_json("accuracy", FOLDER / "accuracy.py", run, **ONE_THREAD)
 
 
 def repeats(run: Run) -> tuple[str, str, dict]:
-    return by_json("repeats", FOLDER / "repeats.py", run)
+    return by_json("repeats", FOLDER / "repeats.py", run, **ONE_THREAD)
 
 
 def sanitize(run: Run) -> tuple[str, str, dict]:
-    return sanitizer.stage(run.quick, run.left(), run.logs, run.arch, run.environment, run.racecheck_build)
+    return sanitizer.stage(run.quick, run.left(), run.logs, run.arch, run.environment | ONE_THREAD, run.racecheck_build)
 
 
 def benchmark(run: Run) -> tuple[str, str, dict]:

@@ -1,5 +1,5 @@
-"""The program that compute-sanitizer runs: a few small problems on every CUDA kernel of attention, and merge, with checked
-results.
+"""The program that compute-sanitizer runs: a few small problems on every CUDA kernel of attention, those of prefill, statistics
+and tangents too, and merge, with checked results.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/evidence/sanitized.py [--quick]
     ... python tests/evidence/sanitized.py --plant        a call whose output is described larger than it is

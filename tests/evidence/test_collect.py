@@ -67,6 +67,18 @@ def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
     assert outcome("time.sleep(60)")[0] == "timed out"
 
 
+@pytest.mark.parametrize("stage", ["accuracy", "repeats"])
+def test_stages_beside_others_use_one_thread_of_numpy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, stage: str
+) -> None:
+    given: dict[str, str] = {}
+    monkeypatch.setattr(
+        collect, "run_limited", lambda command, limit, log, environment: given.update(environment) or limited.Done(0, "", 0.1)
+    )
+    collect.STAGES[stage](collect.Run(quick=False, logs=tmp_path, arch=90))
+    assert given["OPENBLAS_NUM_THREADS"] == "1"
+
+
 def test_two_gpus_share_the_stages() -> None:
     """What is timed has the second GPU to itself; only the last stage sees both."""
     names = list(collect.STAGES)
