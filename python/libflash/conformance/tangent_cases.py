@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class TangentCase:
         """Exact tangents of every result, with their limits."""
         return _expected(self)
 
-    def check(self, **result: object) -> dict[str, Report]:
+    def check(self, **result: Any) -> dict[str, Report]:
         """Check tangents (to, tlse, tdq, ...) by `tangent_bounds`, other results (o, lse, dq, ...) by the rule of the case."""
         own = {name: x for name, x in result.items() if not name.startswith("t")}
         moved = {name: x for name, x in result.items() if name not in own}
