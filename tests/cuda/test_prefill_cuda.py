@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from gpu_case import same_bits, to_device, to_numpy  # noqa: E402  (needs torch)
 from gpu_decode import decode  # noqa: E402
 from gpu_kernels import kernels, parameters  # noqa: E402
-from gpu_prefill import CACHED, CAPACITY, HEADS_Q, ROWS, Step, check, cu_seqlens, uses  # noqa: E402
+from gpu_prefill import CACHED, CAPACITY, HEADS_Q, ROWS, Step, check, check_step, cu_seqlens, uses  # noqa: E402
 
 KERNELS = kernels("prefill")
 pytestmark = pytest.mark.skipif(
@@ -31,14 +31,7 @@ every_kernel = pytest.mark.parametrize("kernel", parameters(KERNELS))
 def test_against_the_cpu(kernel: dict, page: int, more: dict, narrower: int) -> None:
     step = Step(kernel, page, more.get("window_size", (None,))[0], narrower)
     sinks = {"learnable_sink": random(HEADS_Q, seed=5)} if page == 16 else {}
-    arrays, options = step.arrays()
-    assert uses(kernel, arrays, {**options, **more})
-    got = decode(*arrays, **options, **more, **sinks)
-    own, options = step.arrays()
-    wanted = libflash.decode(*own, return_lse=True, **options, **more, **sinks)
-    check(got, wanted, kernel)
-    for cache, other in zip(arrays[1:], own[1:], strict=True):
-        np.testing.assert_array_equal(cache.view(np.uint16), other.view(np.uint16))
+    check_step(step, kernel, **more, **sinks)
 
 
 def with_strides(x: torch.Tensor, form: str) -> torch.Tensor:

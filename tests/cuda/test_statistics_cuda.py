@@ -8,15 +8,14 @@ import cases
 import numpy as np
 import pytest
 from case import Case
-from convert import owned
 from gpu_kernels import chosen, kernels_with_statistics, parameters
 from harness import random
-from reference_statistics import statistics
 
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import Problem, full_of_nan, problem, same_bits, to_numpy, wide_type  # noqa: E402  (needs torch)
+from gpu_case import problem, same_bits, wide_type  # noqa: E402  (needs torch)
+from gpu_statistics import StatisticsCase, check, run, run_statistics  # noqa: E402
 
 KERNELS = parameters(kernels_with_statistics())
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -33,47 +32,31 @@ def runs() -> list:
     ]
 
 
-def run(p: Problem, kernel: str | None = None, *, heads: bool = False, entropy: bool = True) -> dict[str, torch.Tensor]:
-    """o, lse, max_logit and entropy; NaN in rows that belong to no sequence."""
-    *batch, rows, count, _ = p.q.shape
-    number = wide_type(p.q)
-    made = {"o": full_of_nan((*p.q.shape[:-1], p.v.shape[-1]), p.q), "lse": full_of_nan((*batch, count, rows), p.q, number)}
-    made["max_logit"] = full_of_nan((count,) if heads else (*batch, count, rows), p.q, number)
-    if entropy:
-        made["entropy"] = full_of_nan((*batch, count, rows), p.q, number)
-    given = {name: made[name] for name in ("max_logit", "entropy") if name in made}
-    libflash.attention(p.q, p.k, p.v, out=made["o"], lse=made["lse"], return_lse=True, kernel=kernel, **given, **p.options)
-    return made
-
-
-def check(case: Case, p: Problem, made: dict[str, torch.Tensor], *, heads: bool = False) -> None:
-    x = p.inputs
-    rows, largest, entropy = statistics(x.q, x.k, x.v, **x.options)
-    scale = 1 + np.abs(rows[np.isfinite(rows)]).max(initial=0)
-    limit = scale * (1e-12 if p.q.dtype == torch.float64 else 3e-5)
-    if heads:
-        np.testing.assert_allclose(made["max_logit"].cpu().numpy(), largest, rtol=0, atol=limit)
-    for name, wanted in (("max_logit", rows), ("entropy", entropy)):
-        if name in made and not (heads and name == "max_logit"):
-            got = made[name].cpu().numpy()
-            np.testing.assert_allclose(*(owned(case, {"lse": y})["lse"] for y in (got, wanted)), rtol=0, atol=limit, err_msg=name)
+def of_heads(made: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: x.cpu().numpy() for name, x in made.items() if name in ("max_logit", "entropy")}
 
 
 @pytest.mark.parametrize(("case", "kernel"), runs())
 def test_case(case: Case, kernel: str) -> None:
-    p = problem(case)
-    made = run(p, kernel)
-    case.check(o=to_numpy(made["o"], p.inputs.q.dtype), lse=made["lse"].cpu().numpy())
-    check(case, p, made)
-    check(case, p, run(p, kernel, heads=True, entropy=False), heads=True)
+    whole = StatisticsCase(case)
+    whole.check(**run_statistics(whole, kernel))
+    check(case, of_heads(run(problem(case), kernel, heads=True, entropy=False)), heads=True)
 
 
 @pytest.mark.parametrize("case", CASES[::6], ids=str)
 def test_case_on_the_host(case: Case) -> None:
     """A test of this file, by a CPU kernel."""
-    p = problem(case, "cpu")
-    check(case, p, run(p))
-    check(case, p, run(p, heads=True), heads=True)
+    whole = StatisticsCase(case)
+    whole.check(**run_statistics(whole, None, "cpu"))
+    check(case, of_heads(run(problem(case, "cpu"), heads=True)), heads=True)
+
+
+def test_wrong_statistics_are_found() -> None:
+    case = StatisticsCase(cases.by_name("fill-randn-fp32-causal"))
+    made = run_statistics(case, None, "cpu")
+    for name in ("max_logit", "entropy"):
+        with pytest.raises(AssertionError, match=name):
+            case.check(**made | {name: made[name] * 1.001})
 
 
 @ON_GPU

@@ -14,7 +14,7 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, run_backward, run_forward, same_bits  # noqa: E402  (needs torch)
-from gpu_codes import run as run_cache  # noqa: E402
+from gpu_codes import run_cache  # noqa: E402
 from gpu_decode import run_decode  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -110,10 +110,8 @@ def test_values_that_are_channels_of_the_keys(dtype: str, heads: int, append: in
         shape["append"] = append
     case = CacheCase(DecodeCase(f"mla-{heads}", dtype, **shape), None, "none", rope_dim=rope_dim, head_dim_v=512)
     sm80 = f"decode_sm80_{'f16' if dtype == 'fp16' else dtype}_d576x512"
-    for more in ({}, {"num_splits": 3}, {"kernel": sm80}):
-        x = case.inputs()
-        out, lse = run_cache(x, **more)
-        case.check(x, o=out, lse=lse)
+    for name, more in ((None, {}), (None, {"num_splits": 3}), (sm80, {})):
+        case.check(**run_cache(case, name, **more))
 
 
 IN_KEYS: dict[str, dict[str, Any]] = {
@@ -141,9 +139,7 @@ def test_the_kernel_for_values_in_the_keys(kernel: dict, option: str, heads: int
     base = DecodeCase(f"in-keys-{option}-{heads}", TYPES[kernel["dtype"]], **shape)
     case = CacheCase(base, None, "none", head_dim_v=512)
     for split in ({}, {"num_splits": 1}, {"num_splits": 5}, {"split_size": 128}):
-        x = case.inputs()
-        out, lse = run_cache(x, kernel=kernel["name"], **split)
-        case.check(x, o=out, lse=lse)
+        case.check(**run_cache(case, kernel["name"], **split))
 
 
 @pytest.mark.parametrize("kernel", parameters(kernels_of_values_in_keys()))

@@ -1,9 +1,11 @@
-"""Accuracy of every CUDA kernel of attention, by the rule of conformance/tolerance.py: a line for each kernel and kind of values.
+"""Accuracy of the CUDA kernels of gpu_kernels.KINDS, by the rule of conformance/tolerance.py: a line for each kernel and kind of
+values.
 
     python tests/evidence/accuracy.py OUT.json [--quick]
 
 t1, t2, t3 are the worst ratios to their limits (above 1 is a failure, t2 the larger of row and tensor), two_times that to twice
-the error of plain attention in the storage type, rms the largest relative root mean square error.
+the error of plain attention in the storage type, rms the largest relative root mean square error. Statistics of rows and
+tangents have the figures t1 and rms alone.
 """
 
 from __future__ import annotations
@@ -13,39 +15,68 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(2, str(pathlib.Path(__file__).resolve().parents[1] / "short_names"))
+sys.path.insert(3, str(pathlib.Path(__file__).resolve().parents[1] / "capi"))
 
 import cases
 from case import Case
 from decode_cases import DecodeCase
 from gpu_kernels import TYPES, attention_kernels, widths
+from gpu_statistics import StatisticsCase
+from libflash.conformance.cache_cases import CacheCase
+from tangent_cases import TangentCase
 from tolerance import Report
 
 FILLS = ("randn", "u01", "mean", "outlier", "big", "int")
 QUICK_FILLS = ("randn", "mean")
 LONG_FILLS = ("randn", "mean")  # more key tiles than pipeline stages
 DECODE = {"lengths": (1, 130, 700), "capacity": 720, "seqlen_q": 2, "heads_q": 4, "heads_k": 1}
+IN_KEYS = DECODE | {"heads_q": 40, "page_size": 64}
 LONG = {"seqlen_q": 700, "seqlen_k": 700, "heads_q": 1, "heads_k": 1, "causal": True}
+TANGENT_LONG = LONG | {"seqlen_q": 300, "seqlen_k": 300}  # their tiles are smaller, and their exact results slow
+TANGENT_NUMBER = 8  # every input moves; with tdelta, without gradients
+
+AnyCase = Case | DecodeCase | CacheCase | StatisticsCase | TangentCase
 
 
-def chosen(kernel: dict, fill: str) -> list[Case] | list[DecodeCase]:
-    """The quick cases of that fill with the kernel's head_dim, and a long one. For decode one case with several lengths."""
-    dtype, width = TYPES[kernel["dtype"]], widths(kernel)
+def chosen(kernel: dict, fill: str) -> Sequence[AnyCase]:
+    """The cases of that fill for the kind of the kernel, with its head_dim."""
+    kind = kernel["kind"]
     if kernel["operation"] == "decode":
-        return [DecodeCase(f"accuracy-{fill}-{dtype}-{kernel['head_dim']}", dtype, fill=fill, **DECODE, **width)]
+        return [decode_case(kernel, fill)]
+    if kind == "statistics":
+        return [StatisticsCase(case) for case in attention_cases(kernel, fill, LONG)]
+    if kind.endswith("_tangent"):
+        some = attention_cases(kernel, fill, TANGENT_LONG)
+        return [TangentCase(TANGENT_NUMBER, case) for case in some if case.causal]
+    return attention_cases(kernel, fill, LONG)
+
+
+def decode_case(kernel: dict, fill: str) -> DecodeCase | CacheCase:
+    """Several lengths; values that are channels of the keys have a case of their own."""
+    name, dtype = f"accuracy-{fill}-{TYPES[kernel['dtype']]}-{kernel['head_dim']}", TYPES[kernel["dtype"]]
+    if kernel["kind"] != "values in keys":
+        return DecodeCase(name, dtype, fill=fill, **DECODE, **widths(kernel))
+    base = DecodeCase(f"{name}-in-keys", dtype, fill=fill, **IN_KEYS, head_dim=kernel["head_dim"])
+    return CacheCase(base, None, "none", head_dim_v=kernel["head_dim_v"])
+
+
+def attention_cases(kernel: dict, fill: str, long: dict) -> list[Case]:
+    """The quick cases of that fill, and a long one."""
+    dtype, width = TYPES[kernel["dtype"]], widths(kernel)
     of_fill = [cases.by_name(f"fill-{fill}-fp32{causal}") for causal in ("", "-causal")]
     found = [dataclasses.replace(case, name=case.name.replace("fp32", dtype), dtype=dtype) for case in of_fill]
     if fill in LONG_FILLS:
-        found.append(Case(f"long-{fill}-{dtype}", dtype, fill=fill, **LONG))
+        found.append(Case(f"long-{fill}-{dtype}", dtype, fill=fill, **long))
     return [dataclasses.replace(case, name=f"{case.name}-{width['head_dim']}", **width) for case in found]
 
 
-def judged(case: Case | DecodeCase, result: dict) -> dict[str, Report]:
-    return case.check(**result) if isinstance(case, DecodeCase) else case.check(**result, two_times=True)
+def judged(case: AnyCase, result: dict) -> dict[str, Report]:
+    return case.check(**result, two_times=True) if isinstance(case, Case | StatisticsCase) else case.check(**result)
 
 
 def worst(reports: list[Report]) -> dict[str, float]:
@@ -59,9 +90,9 @@ def worst(reports: list[Report]) -> dict[str, float]:
 
 
 def table(
-    kernels: list[dict], fills: tuple[str, ...], runs: dict[str, Callable[[Case, str], dict]]
+    kernels: list[dict], fills: tuple[str, ...], runs: dict[str, Callable[[AnyCase, str], dict]]
 ) -> tuple[list[dict], list[str]]:
-    """The lines of the table, and the errors of wrong results; `runs` has a function for each operation."""
+    """The lines of the table, and the errors of wrong results; `runs` has a function for each kind of kernels."""
     entries, failures = [], []
     for kernel in kernels:
         for fill in fills:
@@ -69,7 +100,7 @@ def table(
             some = chosen(kernel, fill)
             for case in some:
                 try:
-                    found = judged(case, runs[kernel["operation"]](case, kernel["name"]))
+                    found = judged(case, runs[kernel["kind"]](case, kernel["name"]))
                 except AssertionError as wrong:
                     failures.append(f"{kernel['name']}: {str(wrong)[:400]}")
                     continue
@@ -81,8 +112,7 @@ def table(
 
 
 def main() -> int:
-    from gpu_case import run_backward, run_forward
-    from gpu_decode import run_decode
+    from gpu_runs import RUNS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
@@ -91,8 +121,7 @@ def main() -> int:
     kernels = attention_kernels()
     if not kernels:
         sys.exit("no CUDA kernel of attention runs here")
-    runs = {"forward": run_forward, "backward": run_backward, "decode": run_decode}
-    entries, failures = table(kernels, QUICK_FILLS if options.quick else FILLS, runs)
+    entries, failures = table(kernels, QUICK_FILLS if options.quick else FILLS, RUNS)
     options.out.write_text(json.dumps({"entries": entries, "failures": failures[:20]}))
     print("\n".join([f"{len(entries)} entries, {len(failures)} failures", *failures]))
     return 1 if failures else 0

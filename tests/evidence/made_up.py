@@ -33,6 +33,10 @@ def evidence(**changes: object) -> dict:
     ring |= {"ms": {"one rank": 10.0, "auto": 5.0, "ring": 5.0, "heads": 8.0}}
     kind = {"dtype": "bf16", "fill": "randn"}
     gradients = {name: {"t1": t1, "rms": 3e-3, "t2": 0.5} for name, t1 in (("dq", 0.6), ("dk", 0.7), ("dv", 0.8))}
+    derived = [
+        {"max_logit": {"t1": 0.125, "rms": 1e-8}, "entropy": {"t1": 0.25, "rms": 1e-7}},
+        {"to": {"t1": 0.375, "rms": 4e-3}, "tlse": {"t1": 0.5, "rms": 1e-3}},
+    ]
     data = {
         "gpu": "NVIDIA H200",
         "sources": "aaa",
@@ -40,7 +44,13 @@ def evidence(**changes: object) -> dict:
         "setting": {"toolkit": "13.0", "driver": "1"},
         "stages": stages,
         "tests": {"passed": 3, "failed": 0, "skipped": 1},
-        "accuracy": {"entries": [kind | {"o": {"t1": 0.5, "rms": 2e-3}, "lse": {"t1": 0.25}}, kind | gradients]},
+        "accuracy": {
+            "entries": [
+                kind | {"o": {"t1": 0.5, "rms": 2e-3}, "lse": {"t1": 0.25}},
+                kind | gradients,
+                *(kind | x for x in derived),
+            ]
+        },
         "repeats": {"repeats": 1000, "kernels": [{"kernel": "f", "differing": {"o": 0}}]},
         "sanitizer": {"runs": {"memcheck": {"status": "clean"}, "racecheck": {"status": "found"}}},
         "benchmark": {

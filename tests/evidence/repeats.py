@@ -2,11 +2,11 @@
 
     python tests/evidence/repeats.py OUT.json [--quick]
 
-The problem has a batch of 60 and different lengths, some 0. Forward is also repeated without lengths (`dense`), with rare options
-(`options`) and with a block mask (`blocks`), because tile schedules differ then. Half of the repeats run at the same time as
-copies on another stream, which use memory bandwidth. `differing` and these fields count for each tensor the repeats whose bits
-differ from the first result: 0 is expected. Backward runs with deterministic=True; without it (`default`) dq may differ, whose
-sums have no fixed order, but dk and dv may not.
+The problem has a batch of 60 (tangents of float32 and float64, which are slow: 15) and different lengths, some 0. Forward is also
+repeated without lengths (`dense`), with rare options (`options`) and with a block mask (`blocks`), because tile schedules differ
+then. Half of the repeats run at the same time as copies on another stream, which use memory bandwidth. `differing` and these
+fields count for each tensor the repeats whose bits differ from the first result: 0 is expected. Backward runs with
+deterministic=True; without it (`default`) dq may differ, whose sums have no fixed order, but dk and dv may not.
 A hash is valid for one GPU and toolkit: a kernel built by another compiler may round differently.
 """
 
@@ -24,14 +24,18 @@ from collections.abc import Callable
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(2, str(pathlib.Path(__file__).resolve().parents[1] / "short_names"))
+sys.path.insert(3, str(pathlib.Path(__file__).resolve().parents[1] / "capi"))
 
 import cases
 import numpy as np
 import torch
 from decode_cases import DecodeCase
-from gpu_case import DTYPES, bits, run_backward, run_forward
-from gpu_decode import run_decode
+from gpu_case import DTYPES, bits, wide_type
 from gpu_kernels import TYPES, attention_kernels, device_of, supporting, widths
+from gpu_runs import RUNS
+from gpu_statistics import StatisticsCase
+from libflash.conformance.cache_cases import CacheCase
+from tangent_cases import TangentCase
 
 import libflash
 
@@ -53,7 +57,7 @@ def golden(kernel: dict) -> str:
         result = run(case, kernel)
         case.check(**result)
         for name, tensor in result.items():
-            if name not in MAY_DIFFER or ordered(kernel):
+            if isinstance(tensor, np.ndarray) and (name not in MAY_DIFFER or ordered(kernel)):
                 total.update(tensor.tobytes())
     return total.hexdigest()[:32]
 
@@ -63,21 +67,23 @@ def ordered(kernel: dict) -> bool:
     return bool(supporting([kernel], deterministic=True))
 
 
-def golden_cases(kernel: dict) -> list[cases.Case] | list[DecodeCase]:
-    dtype = TYPES[kernel["dtype"]]
-    if kernel["operation"] == "decode":
+def golden_cases(kernel: dict) -> list:
+    kind, dtype = kernel["kind"], TYPES[kernel["dtype"]]
+    if kind == "values in keys":
+        base = DecodeCase(f"golden-{dtype}-in-keys", dtype, heads_k=1, head_dim=kernel["head_dim"], **GOLDEN_DECODE)
+        return [CacheCase(base, None, "none", head_dim_v=kernel["head_dim_v"])]
+    if kind == "decode":
         return [DecodeCase(f"golden-{dtype}-{kernel['head_dim']}", dtype, **GOLDEN_DECODE, **widths(kernel))]
-    found = {name.format(dtype): cases.by_name(name.format("fp32")) for name in GOLDEN}
-    return [dataclasses.replace(case, name=f"golden-{name}", dtype=dtype, **widths(kernel)) for name, case in found.items()]
+    named = {name.format(dtype): cases.by_name(name.format("fp32")) for name in GOLDEN}
+    found = [dataclasses.replace(case, name=f"golden-{name}", dtype=dtype, **widths(kernel)) for name, case in named.items()]
+    if kind == "statistics":
+        return [StatisticsCase(case) for case in found]
+    return [TangentCase(0, case) for case in found] if kind.endswith("_tangent") else found
 
 
-def run(case: cases.Case | DecodeCase, kernel: dict) -> dict[str, np.ndarray]:
-    device = device_of(kernel)
-    if isinstance(case, DecodeCase):
-        return run_decode(case, kernel["name"], device)
-    if kernel["operation"] == "forward":
-        return run_forward(case, kernel["name"], device)
-    return run_backward(case, kernel["name"], ordered(kernel), device)
+def run(case: object, kernel: dict) -> dict[str, np.ndarray]:
+    options = {"deterministic": ordered(kernel)} if kernel["kind"] == "backward" else {}
+    return RUNS[kernel["kind"]](case, kernel["name"], device=device_of(kernel), **options)
 
 
 def ways(kernel: dict, lengths: dict) -> dict[str, dict]:
@@ -94,40 +100,88 @@ def ways(kernel: dict, lengths: dict) -> dict[str, dict]:
 
 def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
     """The repeated calls, by the names of their figures."""
-    device, name = device_of(kernel), kernel["name"]
-    dtype = DTYPES[kernel["dtype"]]
-    generator = torch.Generator(device).manual_seed(5)
-
-    def normal(seqlen: int, heads: int, dim: str) -> torch.Tensor:
-        return torch.randn(BATCH, seqlen, heads, kernel[dim], generator=generator, device=device).to(dtype)
-
-    q, k = normal(SEQLEN_Q, HEADS_Q, "head_dim"), normal(SEQLEN_K, HEADS_K, "head_dim")
-    v, dout = normal(SEQLEN_K, HEADS_K, "head_dim_v"), normal(SEQLEN_Q, HEADS_Q, "head_dim_v")
-    used = [(37 * b) % (SEQLEN_K + 1) * (b % 7 != 3) for b in range(BATCH)]
-    options = {"causal": True}
+    kind, name, p = kernel["kind"], kernel["name"], Problem(kernel)
+    lengths = {"causal": True}
     if supporting([kernel], used_k=(1,)):
-        options["seqused_k"] = torch.tensor(used, dtype=torch.int32, device=device)
+        lengths["seqused_k"] = p.used
+    if kind == "forward":
+        return {way: functools.partial(p.forward, name, given) for way, given in ways(kernel, lengths).items()}
+    if kind == "backward":
+        return backward_calls(kernel, p, lengths)
+    alone = {
+        "decode": lambda: p.decode(name, values=p.v),
+        "values in keys": lambda: p.decode(name, values=None),
+        "statistics": lambda: p.statistics(name, lengths),
+        "forward_tangent": lambda: p.forward_tangent(name, lengths),
+        "backward_tangent": lambda: p.backward_tangent(name, lengths, made),
+    }
+    made = p.forward_tangent(None, lengths) if kind == "backward_tangent" else {}
+    return {"differing": alone[kind]}
 
-    def forward(kernel: str | None, given: dict) -> Tensors:
-        return dict(zip(("o", "lse"), libflash.attention(q, k, v, return_lse=True, kernel=kernel, **given), strict=True))
 
-    def decode() -> Tensors:
-        found = libflash.decode(q[:, :2], k, v, cache_seqlens=options["seqused_k"], num_splits=3, return_lse=True, kernel=name)
+def backward_calls(kernel: dict, p: Problem, lengths: dict) -> dict[str, Callable[[], Tensors]]:
+    made = p.forward(None, lengths)
+    default = {"default": lambda: p.backward(kernel["name"], lengths, made, False)}
+    return {"differing": lambda: p.backward(kernel["name"], lengths, made, True), **default} if ordered(kernel) else default
+
+
+class Problem:
+    """The tensors of the repeated calls of a kernel. Values that are channels of the keys have one key head."""
+
+    def __init__(self, kernel: dict) -> None:
+        self.dtype, self.device, self.kernel = DTYPES[kernel["dtype"]], device_of(kernel), kernel
+        self.generator = torch.Generator(self.device).manual_seed(5)
+        kind, self.batch = kernel["kind"], batch_of(kernel)
+        heads_q, heads_k = (HEADS_Q, HEADS_K) if kind != "values in keys" else (4 * HEADS_Q, 1)
+        self.q = self.normal(SEQLEN_Q, heads_q, "head_dim")
+        self.k, self.v = self.normal(SEQLEN_K, heads_k, "head_dim"), self.normal(SEQLEN_K, heads_k, "head_dim_v")
+        self.dout = self.normal(SEQLEN_Q, heads_q, "head_dim_v")
+        used = [(37 * b) % (SEQLEN_K + 1) * (b % 7 != 3) for b in range(self.batch)]
+        self.used = torch.tensor(used, dtype=torch.int32, device=self.device)
+        like = {"tq": self.q, "tk": self.k, "tv": self.v} if kind.endswith("_tangent") else {}
+        self.moves = {name: self.random_like(x) for name, x in like.items()}
+
+    def normal(self, seqlen: int, heads: int, dim: str) -> torch.Tensor:
+        shape = (self.batch, seqlen, heads, self.kernel[dim])
+        return torch.randn(shape, generator=self.generator, device=self.device).to(self.dtype)
+
+    def random_like(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.randn(x.shape, generator=self.generator, device=self.device).to(self.dtype)
+
+    def forward(self, kernel: str | None, given: dict, **more: torch.Tensor) -> Tensors:
+        found = libflash.attention(self.q, self.k, self.v, return_lse=True, kernel=kernel, **given, **more)
         return dict(zip(("o", "lse"), found, strict=True))
 
-    if kernel["operation"] == "decode":
-        return {"differing": decode}
-    if kernel["operation"] == "forward":
-        return {way: functools.partial(forward, name, given) for way, given in ways(kernel, options).items()}
-    made = forward(None, options)
+    def statistics(self, kernel: str, given: dict) -> Tensors:
+        rows = {"dtype": wide_type(self.q), "device": self.device}
+        made = {name: torch.empty(self.batch, HEADS_Q, SEQLEN_Q, **rows) for name in ("max_logit", "entropy")}
+        return self.forward(kernel, given, **made) | made
 
-    def backward(deterministic: bool) -> Tensors:
-        given = (dout, q, k, v, made["o"], made["lse"])
-        found = libflash.attention_backward(*given, deterministic=deterministic, kernel=name, **options)
+    def decode(self, kernel: str, values: torch.Tensor | None) -> Tensors:
+        options = {"cache_seqlens": self.used, "num_splits": 3, "return_lse": True, "kernel": kernel}
+        if values is None:
+            options["head_dim_v"] = self.kernel["head_dim_v"]
+        return dict(zip(("o", "lse"), libflash.decode(self.q[:, :2], self.k, values, **options), strict=True))
+
+    def backward(self, kernel: str, given: dict, made: Tensors, deterministic: bool) -> Tensors:
+        arrays = (self.dout, self.q, self.k, self.v, made["o"], made["lse"])
+        found = libflash.attention_backward(*arrays, deterministic=deterministic, kernel=kernel, **given)
         return dict(zip(("dq", "dk", "dv"), found, strict=True))
 
-    default = {"default": lambda: backward(False)}
-    return {"differing": lambda: backward(True), **default} if ordered(kernel) else default
+    def forward_tangent(self, kernel: str | None, given: dict) -> Tensors:
+        found = libflash.attention_tangent(self.q, self.k, self.v, **self.moves, kernel=kernel, **given)
+        return dict(zip(("o", "lse", "to", "tlse"), found, strict=True))
+
+    def backward_tangent(self, kernel: str, given: dict, made: Tensors) -> Tensors:
+        arrays = (self.dout, self.q, self.k, self.v, *(made[name] for name in ("o", "lse", "to", "tlse")))
+        found = libflash.attention_backward_tangent(*arrays, **self.moves, kernel=kernel, **given)
+        return dict(zip(("tdq", "tdk", "tdv"), found, strict=True))
+
+
+def batch_of(kernel: dict) -> int:
+    """Tangents of float32 and float64, which are slow, have a smaller batch."""
+    slow = kernel["kind"].endswith("_tangent") and kernel["dtype"] in ("f32", "f64")
+    return -(-BATCH // 4) if slow else BATCH
 
 
 def hog(device: str) -> Callable[[], None]:

@@ -1,5 +1,5 @@
-"""The program that compute-sanitizer runs: a few small problems on every CUDA kernel of attention, and merge, with checked
-results.
+"""The program that compute-sanitizer runs: a few small problems on every CUDA kernel of attention, those of prefill, statistics
+and tangents too, and merge, with checked results.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/evidence/sanitized.py [--quick]
     ... python tests/evidence/sanitized.py --plant        a call whose output is described larger than it is
@@ -21,6 +21,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(2, str(pathlib.Path(__file__).resolve().parents[1] / "short_names"))
+sys.path.insert(3, str(pathlib.Path(__file__).resolve().parents[1] / "capi"))
 
 import numpy as np
 import reference_decode
@@ -28,23 +29,47 @@ import torch
 from case import Case
 from decode_cases import DecodeCase
 from dlpack_producer import Array
-from gpu_case import DTYPES, run_backward, run_forward, to_device
-from gpu_decode import run_decode
-from gpu_kernels import TYPES, attention_kernels, device_of, widths
+from gpu_case import DTYPES, to_device
+from gpu_kernels import TYPES, attention_kernels, device_of, kernels, widths
+from gpu_prefill import Step, check_step
+from gpu_runs import RUNS
+from gpu_statistics import StatisticsCase
+from gpu_tangent import check_backward, check_forward
+from libflash.conformance.cache_cases import CacheCase
+from tangent_cases import TangentCase
 
 import libflash
 
 SEVERAL = {"heads_q": 2, "heads_k": 1}
 EVERY_OPTION = {"softcap": 20.0, "alibi": "h", "bias": "hqk", "mask": "qk", "sink": True, "dropout_p": 0.25, "dlse": True}
 BFLOAT = 4  # DLPack's type code
+# Enough long chunks for a prefill kernel, and sequences that are too short for it.
+PREFILL = {"rows": (100, 1, 0, 310), "cached": np.array([500, 20, 0, 90], np.int32)}
 
 
-def problems(kernel: dict) -> list[Case] | list[DecodeCase]:
-    """Odd sizes, so that the last tiles are partial; more key tiles than pipeline stages."""
-    dtype, full = TYPES[kernel["dtype"]], widths(kernel)
-    odd = {"head_dim": kernel["head_dim"] - 9, "head_dim_v": kernel["head_dim_v"] - 1}
-    if kernel["operation"] == "decode":
-        return decode_problems(kernel, dtype, full, odd)
+def problems(kernel: dict) -> list:
+    """Odd sizes, so that the last tiles are partial; more key tiles than pipeline stages. Two problems for a kernel that takes
+    special calls only."""
+    kind = kernel["kind"]
+    if kind == "prefill":
+        return [Step(kernel, page, narrower=narrower, **PREFILL) for page, narrower in ((16, 8), (0, 0))]
+    if kind == "values in keys":
+        return in_keys_problems(kernel)
+    if kind == "decode":
+        return decode_problems(kernel)
+    if kind == "statistics":
+        return [StatisticsCase(case) for case in attention_problems(kernel)[:2]]
+    if kind.endswith("_tangent"):  # with tdelta and gradients; without
+        return [TangentCase(number, case) for number, case in enumerate(attention_problems(kernel)[:2])]
+    return attention_problems(kernel)
+
+
+def odd_widths(kernel: dict) -> dict[str, int]:
+    return {"head_dim": kernel["head_dim"] - 9, "head_dim_v": kernel["head_dim_v"] - 1}
+
+
+def attention_problems(kernel: dict) -> list[Case]:
+    dtype, full, odd = TYPES[kernel["dtype"]], widths(kernel), odd_widths(kernel)
     cases = {
         "dense": Case("", dtype, 1, 131, 391, causal=True, **full, **SEVERAL),
         "packed": Case("", dtype, 1, (40, 0, 133, 3), (257, 9, 135, 0), slack_rows=3, window_size=(70, 9), **full, **SEVERAL),
@@ -55,8 +80,9 @@ def problems(kernel: dict) -> list[Case] | list[DecodeCase]:
     return [dataclasses.replace(case, name=f"sanitized-{name}-{kind}") for name, case in cases.items()]
 
 
-def decode_problems(kernel: dict, dtype: str, full: dict, odd: dict) -> list[DecodeCase]:
+def decode_problems(kernel: dict) -> list[DecodeCase]:
     """Few and many rows, with and without splits, and append to pages."""
+    dtype, full, odd = TYPES[kernel["dtype"]], widths(kernel), odd_widths(kernel)
     lengths = {"lengths": (0, 1, 130, 590), "capacity": 600}
     cases = {
         "pages": {"page_size": 16, "append": 3, "rotary": 32, **full, **lengths},
@@ -65,24 +91,42 @@ def decode_problems(kernel: dict, dtype: str, full: dict, odd: dict) -> list[Dec
     return [DecodeCase(f"sanitized-{name}-{dtype}-{kernel['head_dim']}", dtype, **given) for name, given in cases.items()]
 
 
-def served(case: Case | DecodeCase, kernel: dict) -> int:
-    """Run the case and check its results, a backward kernel in both modes; returns the number of runs that were not refused."""
-    device, name = device_of(kernel), kernel["name"]
-    if isinstance(case, DecodeCase):
-        runs = [lambda splits=splits: run_decode(case, name, device, num_splits=splits) for splits in (1, 3)]
-    elif kernel["operation"] == "forward":
-        runs = [lambda: run_forward(case, name, device)]
-    else:
-        runs = [lambda mode=mode: run_backward(case, name, mode, device) for mode in (False, True)]
-    count = 0
-    for run in runs:
+def in_keys_problems(kernel: dict) -> list[CacheCase]:
+    """One tile of query rows and several; dense rows that are appended to pages, and packed ones."""
+    dtype, one = TYPES[kernel["dtype"]], {"heads_k": 1, "head_dim": kernel["head_dim"]}
+    cases = {
+        "dense": {"lengths": (0, 1, 130, 590), "capacity": 600, "seqlen_q": 3, "append": 3, "page_size": 16, "heads_q": 13},
+        "packed": {"lengths": (1, 63, 0, 333), "capacity": 340, "seqlen_q": (1, 19, 0, 5), "slack_rows": 2, "heads_q": 37},
+    }
+    bases = [DecodeCase(f"sanitized-{name}-{dtype}-in-keys", dtype, **given, **one) for name, given in cases.items()]
+    return [CacheCase(base, None, "none", head_dim_v=kernel["head_dim_v"]) for base in bases]
+
+
+SPLITS = [{"num_splits": 1}, {"num_splits": 3}]
+MODES = {"decode": SPLITS, "values in keys": SPLITS, "backward": [{"deterministic": False}, {"deterministic": True}]}
+
+
+def served(case: object, kernel: dict) -> int:
+    """Run the case and check its results, backward in both modes; returns the number of runs that were not refused."""
+    modes, count = MODES.get(kernel["kind"], [{}]), 0
+    for mode in modes:
         try:
-            result = run()
+            run_and_check(case, kernel, mode)
         except libflash.UnsupportedError:
             continue
-        case.check(**result)
         count += 1
     return count
+
+
+def run_and_check(case: object, kernel: dict, mode: dict) -> None:
+    device, name = device_of(kernel), kernel["name"]
+    if isinstance(case, Step):
+        check_step(case, kernel, device, causal=True)
+    elif isinstance(case, TangentCase):
+        check = check_forward if kernel["kind"] == "forward_tangent" else check_backward
+        check(case, name, device)
+    else:
+        case.check(**RUNS[kernel["kind"]](case, name, device=device, **mode))
 
 
 def run_merge() -> None:
@@ -118,20 +162,20 @@ def plant(kernel: dict) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one kernel of each operation")
+    parser.add_argument("--quick", action="store_true", help="one kernel of each kind")
     parser.add_argument("--kernels", metavar="REGEX", default="", help="only those in whose name it is found")
     parser.add_argument("--plant", action="store_true", help="the planted fault alone")
     options = parser.parse_args()
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
         sys.exit("set PYTORCH_NO_CUDA_MEMORY_CACHING=1: else all tensors share an allocation, and no access is out of bounds")
-    kernels = attention_kernels()
-    if not kernels:
+    every = attention_kernels() + [kernel | {"kind": "prefill"} for kernel in kernels("prefill") if kernel["usable"]]
+    if not every:
         sys.exit("no CUDA kernel of attention runs here")
     if options.plant:
-        plant(next(kernel for kernel in kernels if kernel["operation"] == "forward"))
+        plant(next(kernel for kernel in every if kernel["kind"] == "forward"))
         print("planted: nothing stopped it")
         return 0
-    some = list({kernel["operation"]: kernel for kernel in kernels}.values()) if options.quick else kernels
+    some = list({kernel["kind"]: kernel for kernel in every}.values()) if options.quick else every
     some = [kernel for kernel in some if re.search(options.kernels, kernel["name"])]
     counts = {kernel["name"]: sum(served(case, kernel) for case in problems(kernel)) for kernel in some}
     run_merge()

@@ -34,6 +34,8 @@ OURS, HELD = "libflash", "libflash sm80"  # as tests/benchmark/_gpu_contenders.p
 DIRECTIONS = ("forward", "backward")
 DECODE_PEERS = ("fa2", "cudnn")
 GRADIENTS = ("dq", "dk", "dv")
+STATISTICS, TANGENTS = ("max_logit", "entropy"), ("to", "tlse", "tdq", "tdk", "tdv")
+TANGENTS_WITH_RMS = ("to", "tdq", "tdk", "tdv")
 SHAPES = {  # figures of tests/benchmark/gpu_shapes.py
     "packed": "16 packed sequences of 1 to 8192 rows: TFLOP/s over those of a dense call of as many operations",
     "heads": "eight query heads a key head: time over that of as many key heads",
@@ -179,7 +181,27 @@ def accuracy_table(data: dict) -> str:
         figures += [f"{largest(group, 't1', x):.2f}" for x in GRADIENTS]
         figures += [f"{largest(group, ratio, *GRADIENTS):.2f}" for ratio in ("t2", "two_times")]
         lines.append("| " + " | ".join([*kind, *figures]) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *derived_table(entries)])
+
+
+def derived_table(entries: list[dict]) -> list[str]:
+    """Statistics of rows and tangents, which have no rule but the limit; nothing if there are none."""
+    some = [entry for entry in entries if any(tensor in entry for tensor in STATISTICS + TANGENTS)]
+    if not some:
+        return []
+    named = [f"rms error of {TANGENTS_WITH_RMS[0]}", *TANGENTS_WITH_RMS[1:], f"worst / limit: {STATISTICS[0]}"]
+    lines = ["", "| " + " | ".join(["type", "values", *named, *STATISTICS[1:], *TANGENTS]) + " |"]
+    lines.append("|---|---|" + "---:|" * len(TANGENTS_WITH_RMS + STATISTICS + TANGENTS))
+    for kind, group in by_kind(some):
+        figures = [largest_or_none(group, "rms", tensor, ".1e") for tensor in TANGENTS_WITH_RMS]
+        figures += [largest_or_none(group, "t1", tensor, ".2f") for tensor in STATISTICS + TANGENTS]
+        lines.append("| " + " | ".join([*kind, *figures]) + " |")
+    return lines
+
+
+def largest_or_none(group: list[dict], ratio: str, tensor: str, digits: str) -> str:
+    having = [entry for entry in group if tensor in entry]
+    return format(largest(having, ratio, tensor), digits) if having else "-"
 
 
 def by_kind(entries: list[dict], *tensors: str) -> list[tuple[tuple[str, str], list[dict]]]:

@@ -41,8 +41,10 @@ def test_verdict_of_the_tests(codes: list[int | None], data: dict, status: str) 
     assert collect.tests_verdict(codes, data)[0] == status
 
 
-def test_the_tests_that_look_at_the_clock_are_there() -> None:
-    assert all((sources.ROOT / "tests/cuda" / name).exists() for name in collect.TIMED)
+def test_the_tests_with_a_time_or_place_of_their_own_are_there() -> None:
+    files = [name.partition("::") for name in collect.WAITING + collect.ON_HOST + collect.ON_ALL + collect.ALSO_ON_ALL]
+    for name, _, test in files:
+        assert f"def {test}" in (sources.ROOT / "tests/cuda" / name).read_text()
 
 
 def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
@@ -65,27 +67,44 @@ def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
     assert outcome("time.sleep(60)")[0] == "timed out"
 
 
+@pytest.mark.parametrize("stage", ["accuracy", "repeats"])
+def test_stages_beside_others_use_one_thread_of_numpy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, stage: str
+) -> None:
+    given: dict[str, str] = {}
+    monkeypatch.setattr(
+        collect, "run_limited", lambda command, limit, log, environment: given.update(environment) or limited.Done(0, "", 0.1)
+    )
+    collect.STAGES[stage](collect.Run(quick=False, logs=tmp_path, arch=90))
+    assert given["OPENBLAS_NUM_THREADS"] == "1"
+
+
 def test_two_gpus_share_the_stages() -> None:
+    """What is timed has the second GPU to itself; only the last stage sees both."""
     names = list(collect.STAGES)
-    [(first, everything), (second, gpu)], both = collect.phases(names, 2)
-    assert (everything, gpu) == (None, 1)  # tests of several devices are in the first lane, which sees all GPUs
-    assert first[0] == "tests"
+    lanes, both = collect.phases(names, 2)
+    *checks, timed = lanes
+    assert checks == [(["tests", "accuracy"], 0), (["sanitizer"], 0)]
+    assert timed == (["benchmark", "decode", "shapes", "repeats"], 1)  # one after the other
     assert both == [(["context"], None)]
-    assert sorted(first + second + ["context"]) == sorted(names)
-    assert collect.phases(["tests"], 2) == [[(["tests"], None), ([], 1)], [([], None)]]
+    assert collect.phases(["tests"], 2) == [[(["tests"], 0), ([], 0), ([], 1)], [([], None)]]
 
 
-def test_on_one_gpu_nothing_is_beside_what_is_timed_or_needs_the_processors() -> None:
-    (tests, beside), *alone = collect.phases(list(collect.STAGES), 1)
-    assert (tests, beside) == ((["tests"], None), (["repeats", "sanitizer"], None))
-    assert alone == [[(["accuracy", "benchmark", "decode", "shapes"], None)]]
-    assert collect.phases(["accuracy"], 1)[1:] == [[(["accuracy"], None)]]
+def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
+    checks, timed = collect.phases(list(collect.STAGES), 1)
+    assert checks == [(["tests", "accuracy"], None), (["sanitizer"], None), (["repeats"], None)]
+    assert timed == [(["benchmark", "decode", "shapes"], None)]
+    assert collect.phases(["accuracy"], 1) == [[(["accuracy"], None), ([], None), ([], None)], [([], None)]]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_every_stage_runs_once(gpus: int) -> None:
+    found = [name for phase in collect.phases(list(collect.STAGES), gpus) for names, _ in phase for name in names]
+    assert sorted(found) == sorted(set(collect.STAGES) - set(record.OF_SEVERAL if gpus == 1 else ()))
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("2,5", "5")])
-def test_the_second_lane_sees_one_gpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, given: str | None, seen: str
-) -> None:
+def test_a_lane_sees_one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, given: str | None, seen: str) -> None:
     """The second of the visible GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given:

@@ -3,34 +3,58 @@
 from __future__ import annotations
 
 import pytest
-from gpu_kernels import with_cpu
+from gpu_kernels import KINDS, in_place_of
 
 torch = pytest.importorskip("torch")
 import sanitized  # noqa: E402  (needs torch)
 
+SERVED = {
+    "forward": [1] * 4,
+    "backward": [2] * 4,
+    "decode": [2] * 2,
+    "statistics": [1] * 2,
+    "values in keys": [2] * 2,
+    "forward_tangent": [1] * 2,
+    "backward_tangent": [1] * 2,
+    "prefill": [1] * 2,
+}
 
-@pytest.mark.parametrize(("operation", "runs"), [("forward", [1] * 4), ("backward", [2] * 4), ("decode", [2] * 2)])
-def test_problems_of_a_kernel(operation: str, runs: list[int]) -> None:
-    kernel = with_cpu(operation)[-1]
-    assert [sanitized.served(case, kernel) for case in sanitized.problems(kernel)] == runs
+
+def test_every_kind_has_problems() -> None:
+    assert SERVED.keys() == {*KINDS, "prefill"}
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_problems_of_a_kernel(kind: str) -> None:
+    kernel = in_place_of(kind)
+    assert [sanitized.served(case, kernel) for case in sanitized.problems(kernel)] == SERVED[kind]
 
 
 def test_a_wrong_result_and_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = with_cpu("backward")[-1]
+    kernel = in_place_of("backward")
     case = sanitized.problems(kernel)[0]
-    real = sanitized.run_backward
+    real = sanitized.RUNS["backward"]
 
-    def half_wrong(case: object, name: str, deterministic: bool, device: str) -> dict:
+    def half_wrong(case: object, name: str, *, deterministic: bool, device: str) -> dict:
         made = real(case, name, deterministic, device)
         return made | ({"dk": made["dk"] * 2} if deterministic else {})
 
-    def half_refused(case: object, name: str, deterministic: bool, device: str) -> dict:
+    def half_refused(case: object, name: str, *, deterministic: bool, device: str) -> dict:
         if deterministic:
             raise sanitized.libflash.UnsupportedError("deterministic")
         return real(case, name, deterministic, device)
 
-    monkeypatch.setattr(sanitized, "run_backward", half_refused)
+    monkeypatch.setitem(sanitized.RUNS, "backward", half_refused)
     assert sanitized.served(case, kernel) == 1
-    monkeypatch.setattr(sanitized, "run_backward", half_wrong)
+    monkeypatch.setitem(sanitized.RUNS, "backward", half_wrong)
     with pytest.raises(AssertionError, match="dk: T"):
         sanitized.served(case, kernel)
+
+
+def test_a_prefill_kernel_that_is_not_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the problem would show nothing of it."""
+    kernel = in_place_of("prefill")
+    monkeypatch.setattr(sanitized, "device_of", lambda _: "cuda")
+    monkeypatch.setattr("gpu_prefill.uses", lambda *_: False)
+    with pytest.raises(AssertionError, match="is not in the plan"):
+        sanitized.served(sanitized.problems(kernel)[0], kernel)

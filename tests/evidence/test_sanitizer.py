@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import sys
 
 import limited
@@ -108,3 +109,31 @@ def test_a_run_can_have_a_library_of_its_own(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])"]
     assert session.run("a", command, pathlib.Path("own")).text.strip() == f"own{os.pathsep}installed"
     assert session.run("b", command).text.strip() == "installed"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "seen"),
+    [
+        ("forward_sm90_bf16_d64", True),
+        ("forward_sm90_f16_d64", False),
+        ("backward_sm80_f32_d256", True),
+        ("forward_sm80_f64_d128", True),
+        ("forward_sm90_bf16_d128_statistics", True),
+        ("forward_sm80_f16_d128_statistics", False),
+        ("forward_sm80_f32_d64_statistics", False),
+        ("forward_sm80_f32_d128_statistics", True),
+        ("forward_sm80_f64_d128_statistics", True),
+        ("decode_sm90_bf16_d576x512", True),
+        ("prefill_sm90_bf16_d64", True),
+        ("forward_tangent_sm90_bf16_d128", True),
+        ("forward_tangent_sm90_f16_d128", False),
+        ("backward_tangent_sm80_f32_d64", False),
+        ("backward_tangent_sm80_f32_d128", True),
+        ("backward_tangent_sm80_f64_d128", True),
+        ("forward_sm80_bf16_d512_small", False),
+    ],
+)
+def test_kernels_that_the_slow_tool_sees(kernel: str, seen: bool) -> None:
+    option, expression = sanitizer.FEWER["racecheck"]
+    assert option == "--kernels"
+    assert bool(re.search(expression, kernel)) == seen

@@ -68,12 +68,15 @@ def test_what_was_not_measured() -> None:
     assert made["gpu-backward-table"] == "Backward on NVIDIA H200: not measured."
     assert made["gpu-float-table"] == "float32 on NVIDIA H200: not measured."
     assert "dq" not in made["gpu-accuracy-table"]
+    assert "entropy" not in made["gpu-accuracy-table"]
 
 
 def test_rows_of_the_accuracy_table() -> None:
     made = tables.contents({"a.json": evidence()})["gpu-accuracy-table"]
     assert "| bf16 | randn | 2.0e-03 | 0.50 | 0.25 | 0.00 | 0.00 |" in made
     assert "| bf16 | randn | 3.0e-03 | 3.0e-03 | 3.0e-03 | 0.60 | 0.70 | 0.80 | 0.50 | 0.00 |" in made
+    assert "| type | values | rms error of to | tdq | tdk | tdv | worst / limit: max_logit | entropy | to | tlse | tdq |" in made
+    assert "| bf16 | randn | 4.0e-03 | - | - | - | 0.12 | 0.25 | 0.38 | 0.50 | - | - | - |" in made
     assert "3 passed, 0 failed, 1 skipped" in made
     assert "clean: memcheck." in made
 

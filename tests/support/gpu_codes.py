@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_case import to_device, to_numpy
+from libflash.conformance.cache_cases import CacheCase
 from libflash.conformance.decode_cases import DecodeInputs
 from libflash.conformance.reference_cache import CODES
 
@@ -42,3 +43,10 @@ def run(x: DecodeInputs, device: str = "cuda", **more: Any) -> tuple[np.ndarray,
         if isinstance(arrays.get(name), np.ndarray):
             arrays[name][...] = on_host(given[name], arrays[name])
     return to_numpy(out, x.q.dtype), lse.cpu().numpy()
+
+
+def run_cache(case: CacheCase, kernel: str | None, device: str = "cuda", **more: Any) -> dict[str, Any]:
+    """The arguments of `case.check`."""
+    x = case.inputs()
+    out, lse = run(x, device, kernel=kernel, **more)
+    return {"after": x, "o": out, "lse": lse}

@@ -10,6 +10,8 @@ from decode_cases import DecodeCase
 import libflash
 
 TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64"}  # names of the registry and of the cases
+KINDS = ("forward", "statistics", "backward", "decode", "values in keys", "forward_tangent", "backward_tangent")
+OPERATIONS = {"statistics": "forward", "values in keys": "decode", "prefill": "decode"}  # of kinds with another name
 
 
 def of_values_in_keys(kernel: dict) -> bool:
@@ -35,19 +37,33 @@ def kernels_of_values_in_keys() -> list[dict]:
     return [k for k in libflash.info()["kernels"] if of_values_in_keys(k)]
 
 
+def kind_of(kernel: dict) -> str:
+    """Which calls it takes: those of its operation; "statistics" and "values in keys": only such calls of forward and decode."""
+    if kernel["name"].endswith("_statistics"):
+        return "statistics"
+    return "values in keys" if of_values_in_keys(kernel) else kernel["operation"]
+
+
 def attention_kernels() -> list[dict]:
-    """The kernels of forward, backward and decode that run here. Those of one type and head_dim follow each other, because they
-    share cases, whose exact results are cached."""
-    usable = [k for operation in ("forward", "backward", "decode") for k in kernels(operation) if k["usable"]]
-    return sorted(usable, key=lambda kernel: (kernel["dtype"], kernel["head_dim"], kernel["head_dim_v"]))
+    """The kernels of KINDS that run here, with their kind. Those of one type and head_dim follow each other, because they share
+    cases, whose exact results are cached."""
+    usable = [k | {"kind": kind_of(k)} for k in libflash.info()["kernels"] if k["backend"] != "cpu" and k["usable"]]
+    some = [k for k in usable if k["kind"] in KINDS]
+    return sorted(some, key=lambda kernel: (kernel["dtype"], kernel["head_dim"], kernel["head_dim_v"]))
 
 
 def with_cpu(operation: str) -> list[dict]:
     """The same kernels and a CPU kernel described as one for bf16 and head_dim 64, so that tests of every kernel run without a
     GPU.
     """
+    return [*kernels(operation), in_place_of(operation)]
+
+
+def in_place_of(kind: str) -> dict:
+    """That CPU kernel, as one of a kind."""
+    operation = OPERATIONS.get(kind, kind)
     of_cpu = [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] == "cpu" and k["usable"]]
-    return [*kernels(operation), of_cpu[0] | {"dtype": "bf16", "head_dim": 64, "head_dim_v": 64}]
+    return of_cpu[0] | {"dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "kind": kind}
 
 
 def device_of(kernel: dict) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from gpu_case import to_device
-from gpu_decode import LIMITS, NUMPY
+from gpu_decode import LIMITS, NUMPY, decode
 from harness import random
 
 import libflash
@@ -21,26 +21,35 @@ def cu_seqlens(lengths: tuple[int, ...]) -> np.ndarray:
 class Step:
     """Arrays of a call. Rows of the cache that nobody may read are NaN, entries of pages that nobody may read point nowhere."""
 
-    def __init__(self, kernel: dict, page: int, window: int | None = None, narrower: int = 8) -> None:
+    def __init__(
+        self,
+        kernel: dict,
+        page: int,
+        window: int | None = None,
+        narrower: int = 8,
+        rows: tuple[int, ...] = ROWS,
+        cached: np.ndarray = CACHED,
+    ) -> None:
         self.dtype, self.page = NUMPY[kernel["dtype"]], page
-        dim, dim_v, total = kernel["head_dim"] - narrower, kernel["head_dim_v"], sum(ROWS)
+        dim, dim_v, total = kernel["head_dim"] - narrower, kernel["head_dim_v"], sum(rows)
         shapes = {"q": (HEADS_Q, dim), "k": (HEADS_K, dim), "v": (HEADS_K, dim_v)}
         self.rows = {n: random(total, *shape, seed=i).astype(self.dtype) for i, (n, shape) in enumerate(shapes.items())}
-        self.caches = [random(len(ROWS), CAPACITY, HEADS_K, x, seed=7 + i).astype(self.dtype) for i, x in enumerate((dim, dim_v))]
-        for b, cached in enumerate(CACHED):
-            first = max(0, cached - (window if window is not None else CAPACITY))
+        self.caches = [random(len(rows), CAPACITY, HEADS_K, x, seed=7 + i).astype(self.dtype) for i, x in enumerate((dim, dim_v))]
+        for b, length in enumerate(cached):
+            first = max(0, length - (window if window is not None else CAPACITY))
             for cache in self.caches:
-                cache[b, cached:] = np.nan
+                cache[b, length:] = np.nan
                 cache[b, : first // max(page, 1) * page if page else 0] = np.nan
-        self.lengths = {"cu_seqlens_q": cu_seqlens(ROWS), "cache_seqlens": CACHED}
+        self.lengths = {"cu_seqlens_q": cu_seqlens(rows), "cache_seqlens": cached}
         self.table = None
         if page:
             self.scatter(window)
 
     def scatter(self, window: int | None) -> None:
         columns = CAPACITY // self.page
-        order = np.random.default_rng(3).permutation(len(ROWS) * columns).astype(np.int32)
-        self.table = order.reshape(len(ROWS), columns)
+        sequences = len(self.caches[0])
+        order = np.random.default_rng(3).permutation(sequences * columns).astype(np.int32)
+        self.table = order.reshape(sequences, columns)
         for i, cache in enumerate(self.caches):
             pages = np.empty_like(cache.reshape(-1, self.page, *cache.shape[2:]))
             pages[order] = cache.reshape(pages.shape)
@@ -50,6 +59,18 @@ class Step:
     def arrays(self) -> tuple[tuple, dict]:
         own = [x.copy() for x in self.caches]
         return (self.rows["q"], *own), {**self.lengths, "k": self.rows["k"], "v": self.rows["v"]}
+
+
+def check_step(step: Step, kernel: dict, device: str = "cuda", **more: object) -> None:
+    """Run it, by the prefill kernel where it is long enough, and compare with the CPU."""
+    arrays, options = step.arrays()
+    assert device == "cpu" or uses(kernel, arrays, {**options, **more}), f"{kernel['name']} is not in the plan"
+    got = decode(*arrays, device, **options, **more)
+    own, options = step.arrays()
+    wanted = libflash.decode(*own, return_lse=True, **options, **more)
+    check(got, wanted, kernel)
+    for cache, other in zip(arrays[1:], own[1:], strict=True):
+        np.testing.assert_array_equal(cache.view(np.uint16), other.view(np.uint16))
 
 
 def check(got: tuple, wanted: tuple, kernel: dict) -> None:

@@ -1,16 +1,21 @@
-"""Calls of the tangent functions with tensors on a GPU, through the C interface. The arguments are NumPy arrays: they are copied
-there, and results back. `device` is for tests of these helpers.
+"""Calls of the tangent functions with tensors on a GPU, through the C interface, and checks of cases by them. The arguments are
+NumPy arrays: they are copied there, and results back. `device` is for tests of these helpers.
 """
 
 from __future__ import annotations
 
 import ctypes as c
+import functools
 from typing import Any
 
 import abi
 import numpy as np
 import torch
 from gpu_case import to_device, to_numpy
+from tangent_cases import TangentCase
+from tangent_problem import backward_by, forward_by
+
+Results = dict[str, np.ndarray]
 
 
 class Copies:
@@ -83,3 +88,33 @@ def backward_tangent(
     copies = run("backward_tangent", (dout, q, k, v, out, lse, *gradients), tangents, fields, device)
     of_options = [x.get(name) for x in (tangents, fields) for name in ("dbias", "dsink")]
     copies.copy_back(*gradients, *of_options, *(tangents[name] for name in ("dq", "dk", "dv")))
+
+
+def run_forward_tangent(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> Results:
+    """out and LSE computed by the call, and their tangents; in every second case with tdelta."""
+    call = functools.partial(forward_tangent, device=device)
+    return forward_by(call, *tangent.problem(), kernel, delta=tangent.number % 2 == 0)
+
+
+def run_backward_tangent(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> Results:
+    """From tdelta or tout, in every third case with the gradients."""
+    forward, call = run_forward_tangent(tangent, None, device), functools.partial(backward_tangent, device=device)
+    gradients = tangent.number % 3 == 0
+    return backward_by(call, *tangent.problem(), kernel, forward, gradients=gradients, of_options=("dsink",))
+
+
+def check_forward(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> None:
+    """With out and LSE computed by the call, then from these: the same bits, unless the kernel computes them too (sm90)."""
+    fused = run_forward_tangent(tangent, kernel, device)
+    tangent.check(**fused)
+    call, primal = functools.partial(forward_tangent, device=device), {name: fused[name] for name in ("o", "lse")}
+    from_lse = forward_by(call, *tangent.problem(), kernel, primal=primal, delta="tdelta" in fused)
+    for name in [name for name in fused if name.startswith("t")]:
+        if device != "cpu" and "sm90" not in (kernel or "sm90"):
+            assert np.array_equal(from_lse[name].view(np.uint8), fused[name].view(np.uint8)), name
+        elif name != "tdelta":
+            tangent.check(**{name: from_lse[name]})
+
+
+def check_backward(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> None:
+    tangent.check(**run_backward_tangent(tangent, kernel, device))

@@ -75,10 +75,12 @@ class CacheCase:
         x = self.inputs()
         return gather_codes(x.q, x.k_cache, x.v_cache, **x.options)
 
-    def check(self, after: DecodeInputs, *, errors: dict[str, float] | None = None, **result: object) -> None:
+    def check(
+        self, after: DecodeInputs, *, errors: dict[str, float] | None = None, **result: object
+    ) -> dict[str, tolerance.Report]:
         """Check o and lse, and that the call left in `after`, its inputs, the codes and scales of the reference, bit for bit."""
         self.check_written(after)
-        tolerance.check(result, _expected(self, tuple(sorted((errors or {}).items()))), label=str(self))
+        return tolerance.check(result, _expected(self, tuple(sorted((errors or {}).items()))), label=str(self))
 
     def check_written(self, after: DecodeInputs) -> None:
         wanted = self.gathered()

@@ -44,7 +44,7 @@ from .reference import (
 )
 from .reference_tangent import HeadTangent, Tangents, head_backward_tangent, head_tangent, tcotangents
 from .rounding import ROUNDING
-from .tolerance import empty_tensors, non_finite_findings, t1_finding, zero_findings
+from .tolerance import Report, empty_tensors, non_finite_findings, t1_finding, zero_findings
 
 NAMES = {"o": "to", "lse": "tlse", "dq": "tdq", "dk": "tdk", "dv": "tdv", "dbias": "tdbias", "dsink": "tdsink"}
 
@@ -201,6 +201,20 @@ def check(result: Mapping[str, object], expected: Mapping[str, Tensor], label: s
     if findings:
         raise AssertionError("\n".join([f"{label}: {len(findings)} findings", *findings]))
     return ratios
+
+
+def reports(result: Mapping[str, object], expected: Mapping[str, Tensor], label: str = "") -> dict[str, Report]:
+    """The same with the root mean square of the errors."""
+    ratios = check(result, expected, label)
+    return {name: Report(t1=t1, rms=relative_error(np.asarray(result[name]), expected[name])) for name, t1 in ratios.items()}
+
+
+@np.errstate(all="ignore")
+def relative_error(value: np.ndarray, target: Tensor) -> float:
+    """Root mean square error relative to that of the exact values, over the finite ones."""
+    exact, error = target.exact[target.owned], (value - target.exact)[target.owned]
+    finite = np.isfinite(error)
+    return float(np.sqrt((error[finite] ** 2).sum() / max((exact[finite] ** 2).sum(), 1e-300)))
 
 
 @np.errstate(all="ignore")
