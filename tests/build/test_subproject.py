@@ -1,6 +1,7 @@
 """libflash inside another CMake project, by add_subdirectory and FetchContent; and as a static library, also installed.
 
-The builds are Debug builds with the portable engine only, since these tests are about linking.
+The builds are Debug builds with the portable engine only, since these tests are about linking. The library is compiled twice,
+shared and static, for all processes of pytest.
 """
 
 import os
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_once import made_once
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "examples" / "attention.c"
@@ -20,7 +22,8 @@ INCLUDED = {
     "find_package": "find_package(libflash 0.2 CONFIG REQUIRED)",
 }
 OTHER_SETS = ("AVX2", "AVX512", "AVX512BF16", "NEON", "NEONBF16")
-QUICK = ["-DCMAKE_BUILD_TYPE=Debug", *(f"-DLIBFLASH_COMPILER_KNOWS_{isa}=OFF" for isa in OTHER_SETS)]
+NO_DEBUG_SYMBOLS = ["-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DCMAKE_C_FLAGS_DEBUG=-O0"]
+QUICK = ["-DCMAKE_BUILD_TYPE=Debug", *NO_DEBUG_SYMBOLS, *(f"-DLIBFLASH_COMPILER_KNOWS_{isa}=OFF" for isa in OTHER_SETS)]
 PARENT = """cmake_minimum_required(VERSION 3.24)
 project(parent VERSION 9.9 LANGUAGES C CXX)
 {settings}
@@ -51,7 +54,6 @@ class Parent:
 
     def __init__(self, folder, how, settings=""):
         self.source, self.build, self.prefix = folder, folder / "build", folder / "prefix"
-        self.files = []
         self.source.mkdir(parents=True, exist_ok=True)
         text = PARENT.format(settings=settings, included=INCLUDED[how], program=PROGRAM)
         (self.source / "CMakeLists.txt").write_text(text)
@@ -78,10 +80,13 @@ class Parent:
 
     def installed(self):
         run(tool("cmake"), "--install", self.build, "--prefix", self.prefix)
-        return sorted(p.relative_to(self.prefix).as_posix() for p in self.prefix.rglob("*") if not p.is_dir())
 
     def program(self):
         return run(self.build / "program").rstrip()
+
+
+def files_of(prefix):
+    return sorted(p.relative_to(prefix).as_posix() for p in prefix.rglob("*") if not p.is_dir())
 
 
 @pytest.mark.parametrize("how", ["add_subdirectory", "FetchContent"])
@@ -96,20 +101,38 @@ def test_alone_the_build_type_is_release(tmp_path):
     assert parent.configured().cache()["CMAKE_BUILD_TYPE"] == "Release"
 
 
-def test_shared_by_default_and_not_installed(tmp_path):
-    parent = Parent(tmp_path / "parent", "add_subdirectory").configured(*QUICK).built()
-    assert parent.program().endswith("good")
-    assert "libflash.so.0.2" in run(tool("readelf"), "-d", parent.build / "program")
-    assert parent.installed() == ["bin/program"]
+@pytest.fixture(scope="module")
+def shared(request, tmp_path_factory):
+    """A folder with a parent project in `parent` that has the library as it is by default, and its installation. `output` is what
+    its program prints, `needed` what it is linked with. Then the install rules are switched on: `installed` has the library too.
+    """
+
+    def make(folder):
+        parent = Parent(folder / "parent", "add_subdirectory").configured(*QUICK).built()
+        parent.installed()
+        (folder / "output").write_text(parent.program())
+        (folder / "needed").write_text(run(tool("readelf"), "-d", parent.build / "program"))
+        parent.configured("-DLIBFLASH_INSTALL=ON").built()  # compiles nothing again
+        run(tool("cmake"), "--install", parent.build, "--prefix", folder / "installed")
+
+    return made_once(request, tmp_path_factory, "shared_parent", make)
 
 
 @pytest.fixture(scope="module")
-def static(tmp_path_factory):
-    """A parent project with static libraries and libflash's install rules."""
-    parent = Parent(tmp_path_factory.mktemp("static") / "parent", "FetchContent", "set(BUILD_SHARED_LIBS OFF)")
-    parent.configured(*QUICK, "-DLIBFLASH_INSTALL=ON").built()
-    parent.files = parent.installed()
-    return parent
+def static(request, tmp_path_factory):
+    """A parent project with static libraries and libflash's install rules, installed."""
+    settings = "set(BUILD_SHARED_LIBS OFF)"
+
+    def make(folder):
+        Parent(folder / "parent", "FetchContent", settings).configured(*QUICK, "-DLIBFLASH_INSTALL=ON").built().installed()
+
+    return Parent(made_once(request, tmp_path_factory, "static_parent", make) / "parent", "FetchContent", settings)
+
+
+def test_shared_by_default_and_not_installed(shared):
+    assert (shared / "output").read_text().endswith("good")
+    assert "libflash.so.0.2" in (shared / "needed").read_text()
+    assert files_of(shared / "parent/prefix") == ["bin/program"]
 
 
 def test_static_if_asked_for(static):
@@ -118,7 +141,7 @@ def test_static_if_asked_for(static):
 
 
 def test_what_a_static_installation_has(static):
-    names = {Path(file).name for file in static.files}
+    names = {Path(file).name for file in files_of(static.prefix)}
     package = {"libflash-config.cmake", "libflash-config-version.cmake", "libflash-static-needs.cmake"}
     package |= {"libflash-static-targets.cmake", "libflash-static-targets-debug.cmake"}
     assert names == package | {"libflash.a", "libflash.h", "libflash-static.pc", "program"}
@@ -135,13 +158,12 @@ def test_a_static_installation_is_found(static, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def both(static, tmp_path_factory):
+def both(static, shared, tmp_path_factory):
     """A folder with the static installation and a shared one."""
-    shared = Parent(tmp_path_factory.mktemp("both") / "parent", "FetchContent")
-    shared.configured(*QUICK, "-DLIBFLASH_INSTALL=ON").built()
-    shared.installed()
-    shutil.copytree(static.prefix, shared.prefix, dirs_exist_ok=True, symlinks=True)
-    return shared.prefix
+    prefix = tmp_path_factory.mktemp("both") / "prefix"
+    for installed in (shared / "installed", static.prefix):
+        shutil.copytree(installed, prefix, dirs_exist_ok=True, symlinks=True)
+    return prefix
 
 
 COMPONENTS = [("", "", "shared"), ("COMPONENTS static", "", "static"), ("COMPONENTS shared", "", "shared")]

@@ -18,7 +18,7 @@ import tangent_bounds
 import tangent_cases
 from case import Case
 from convert import owned
-from described import CUDA, ROOT, sources, write_generated
+from described import CUDA, ROOT, compiled_sources, depends_on_table, sources, write_generated
 from kernels_on_host import CUDA_HEADERS, CXX, HERE, for_the_host
 from made_once import made_once
 from reference_statistics import statistics
@@ -41,7 +41,7 @@ def compile_with(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr[:3000]
 
 
-def build(folder: Path) -> None:
+def build(folder: Path, objects: list[Path]) -> None:
     write_generated(folder)
     kernels = folder / "cuda_kernels.inc"
     kernels.write_text("".join(line for line in kernels.read_text().splitlines(keepends=True) if "_f64_" in line))
@@ -56,8 +56,9 @@ def build(folder: Path) -> None:
     of_kernels = ("-O1", "-fno-strict-aliasing", "-fpermissive", "-D__CUDA_ARCH__=900", *includes)
     compile_with(*of_kernels, "-c", HERE / "kernels_f64.cpp", "-o", folder / "kernels.o")
     launches = ["plan/launch.cpp", *(f"cuda/host/{operation}.cpp" for operation in OPERATIONS)]
-    files = [HERE / "library_f64.cpp", *(ROOT / "libflash" / name for name in [*sources(), *launches]), folder / "kernels.o"]
-    compile_with("-O0", *includes, "-shared", *files, "-o", folder / "library.so")
+    names = [*filter(depends_on_table, sources()), *launches]
+    files = [HERE / "library_f64.cpp", *(ROOT / "libflash" / name for name in names), folder / "kernels.o", *objects]
+    compile_with("-O0", *includes, "-shared", "-fsanitize=undefined", *files, "-o", folder / "library.so")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,7 +66,9 @@ def on_host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The functions of abi call this library, with every array as a tensor of the GPU."""
     if CXX is None or CUDA_HEADERS is None:
         pytest.skip("no g++ or no CUDA headers")
-    library = c.CDLL(str(made_once(request, tmp_path_factory, "library", build) / "library.so"))
+    objects = compiled_sources(request, tmp_path_factory)
+    folder = made_once(request, tmp_path_factory, "library", lambda folder: build(folder, objects))
+    library = c.CDLL(str(folder / "library.so"))
     of_attention = rf"flash_attention_({'|'.join(OPERATIONS)})(_workspace_size)?|flash_last_error"
     for name, (result, arguments) in abi.PROTOTYPES.items():
         if re.fullmatch(of_attention, name):

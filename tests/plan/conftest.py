@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes as c
 
 import pytest
-from described import build, load
+from described import build, compiled_sources, load
 from made_once import made_once
 
 
 @pytest.fixture(scope="session")
 def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
-    return load(made_once(request, tmp_path_factory, "described", build))
+    objects = compiled_sources(request, tmp_path_factory)
+    return load(made_once(request, tmp_path_factory, "described", lambda folder: build(folder, objects)))

@@ -16,7 +16,8 @@ from typing import Any
 
 import abi
 import pytest
-from host_library import ROOT, compile_host, load_host
+from host_library import ROOT, compile_host, compile_objects, load_host
+from made_once import made_once
 
 CUDA = ROOT / "libflash" / "cuda"
 ARCHITECTURES = "80-real 90a-real 100-real 120-real 80-virtual"
@@ -124,10 +125,24 @@ def sources() -> list[str]:
     return capi + sorted(set(names) - launches - {"plan/launch.cpp", "cuda/device.cpp"})
 
 
-def build(folder: Path) -> None:
+def depends_on_table(source: str) -> bool:
+    return '#include "cuda_kernels.inc"' in (ROOT / "libflash" / source).read_text()
+
+
+def compiled_sources(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> list[Path]:
+    """The object files of sources(), but those that depend on kernels.table: what is made of it may be changed."""
+
+    def make(folder: Path) -> None:
+        write_generated(folder)
+        compile_objects(folder, *(name for name in sources() if not depends_on_table(name)))
+
+    return sorted(made_once(request, factory, "host_sources", make).glob("*.o"))
+
+
+def build(folder: Path, objects: list[Path]) -> None:
     """Compile the library to `folder`."""
     write_generated(folder)
-    compile_host(folder, WRAPPER, *sources(), optimize="-O0")
+    compile_host(folder, WRAPPER, *filter(depends_on_table, sources()), *objects, optimize="-O0")
 
 
 def load(folder: Path) -> c.CDLL:

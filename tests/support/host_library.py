@@ -6,6 +6,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,29 +14,38 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def compile_host(folder: Path, wrapper: str, *sources: str, optimize: str = "-O1") -> ctypes.CDLL:
-    """`wrapper` is C++ with extern "C" functions; `sources` are paths below libflash/."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if not compiler:
+def compiler() -> str:
+    found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not found:
         pytest.skip("no C++ compiler")
-    source, library = folder / "wrapper.cpp", folder / "wrapper.so"
-    source.write_text(wrapper)
+    return found
+
+
+def run_compiler(folder: Path, *arguments: str | Path) -> None:
+    """Undefined behaviour ends the program. Headers that are made for a library are in `folder`."""
+    options = ["-std=c++17", "-fPIC", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
     includes = [f"-I{folder}", f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
-    files = [str(source), *(str(ROOT / "libflash" / path) for path in sources)]
-    command = [
-        compiler,
-        "-std=c++17",
-        optimize,
-        "-shared",
-        "-fPIC",
-        "-fsanitize=undefined",
-        "-fno-sanitize-recover=all",
-        *includes,
-        *files,
-    ]
-    done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True, check=False)
+    done = subprocess.run([compiler(), *options, *includes, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def compile_host(folder: Path, wrapper: str, *sources: str | Path, optimize: str = "-O1") -> ctypes.CDLL:
+    """`wrapper` is C++ with extern "C" functions; `sources` are paths below libflash/, or whole paths of object files."""
+    source = folder / "wrapper.cpp"
+    source.write_text(wrapper)
+    files = [ROOT / "libflash" / path for path in sources]
+    run_compiler(folder, optimize, "-shared", source, *files, "-o", folder / "wrapper.so")
     return load_host(folder)
+
+
+def compile_objects(folder: Path, *sources: str) -> None:
+    """Compile each of these sources below libflash/ to an object file in `folder`, as many at a time as there are processors."""
+
+    def compile_one(number: int) -> None:
+        run_compiler(folder, "-O0", "-c", ROOT / "libflash" / sources[number], "-o", folder / f"{number}.o")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, range(len(sources))))
 
 
 def load_host(folder: Path) -> ctypes.CDLL:

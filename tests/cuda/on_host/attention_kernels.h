@@ -1,4 +1,5 @@
 // The forward and backward kernels of sm80 that a program runs, by its macros, and what it needs to launch them.
+// attention_instances.cpp has their code, which is compiled once for all programs that run the same kernels.
 #pragma once
 
 #include "emulation.h"
@@ -19,6 +20,9 @@ struct BackwardKernel {
     static constexpr KernelConfig config{"backward", Operation::backward, "sm80", KernelType::DTYPE, HEAD_DIM,
                                          HEAD_DIM,   BACKWARD_TILE,       ""};
 };
+extern template int libflash::cuda::launch_forward<ForwardKernel>(const ForwardPlan&, const ForwardParams&, void*);
+extern template int libflash::cuda::launch_backward<BackwardKernel>(const BackwardPlan&, const BackwardParams&, void*);
+
 using T = ElementOf<ForwardKernel::config.dtype>;
 constexpr int kDim = HEAD_DIM;
 constexpr bool kWide = is_wide_backward(kDim);  // backward is always deterministic

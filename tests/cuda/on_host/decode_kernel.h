@@ -4,15 +4,12 @@
 #include "emulation.h"
 
 #include "cuda/host/tile_schedule.h"
-#include "cuda/sm80/decode.cuh"
+#include "decode_instances.h"
 #include "numbers.h"
 
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct DecodeKernel {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80", KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
-};
 using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr int kDim = HEAD_DIM, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
 constexpr int kColumns = (kCapacity + kPage - 1) / kPage;  // of the block table

@@ -15,6 +15,7 @@
 
 #include "cpu/append.cpp"
 #include "cuda/sm80/decode_capabilities.cpp"
+#include "decode_instances.h"
 #include "decode_problem.h"
 #include "problem/sequence_keys.h"
 
@@ -27,9 +28,6 @@ void cpu::run_tasks(int64_t tasks, int, void (*body)(const void*, int64_t, int),
 }
 int cpu::threads_or_default(int) { return 1; }
 
-struct DecodeKernel {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80", KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
-};
 using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr DType kType = sizeof(T) == 4 ? DType::f32 : std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
 constexpr int kDim = HEAD_DIM, kBatch = 5, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kPage = 16, kColumns = 12;

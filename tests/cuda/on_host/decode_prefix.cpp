@@ -11,12 +11,10 @@
 #include <cstdlib>
 #include <random>
 
+#include "decode_instances.h"
 #include "decode_problem.h"
 #include "numbers.h"
 
-struct DecodeKernel {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80", KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
-};
 using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr int kDim = HEAD_DIM, kHeadsK = 2, kBatch = 13, kCapacity = 700, kLongest = 600;
 std::mt19937 generator(5);

@@ -13,25 +13,17 @@
 #include <cstdlib>
 #include <random>
 
+#include "decode_instances.h"
 #include "decode_problem.h"
 #ifdef PREFILL_TILE
-#include "cuda/sm90/prefill.cuh"
 #include "cuda/sm90/prefill_plan.cpp"
+#include "prefill_instances.h"
 #endif
 
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct DecodeKernel {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80", KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
-};
 using T = ElementOf<DecodeKernel::config.dtype>;
-#ifdef PREFILL_TILE
-struct PrefillRow {
-    static constexpr KernelConfig config{"prefill", Operation::prefill, "sm90",       KernelType::DTYPE,
-                                         HEAD_DIM,  HEAD_DIM,           PREFILL_TILE, ""};
-};
-#endif
 constexpr int kDim = HEAD_DIM, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
 constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPositions = 260, kUnused = 2, kMost = 8;
 // One row of the fifth sequence fits, none of the sixth.
@@ -278,10 +270,10 @@ DecodePrefill prefill_of([[maybe_unused]] const Case& c, [[maybe_unused]] const 
 #ifdef PREFILL_TILE
     if (c.fewest_rows == 0) return prefill;
     cuda::Kernel kernel;
-    kernel.config = PrefillRow::config;
-    kernel.resources = resources_of_prefill<PrefillRow>;
+    kernel.config = PrefillKernel::config;
+    kernel.resources = resources_of_prefill<PrefillKernel>;
     device.multiprocessors = 3;
-    prefill = {"prefill", launch_prefill<PrefillRow>, sm90::plan_prefill(kernel, problem, device)};
+    prefill = {"prefill", launch_prefill<PrefillKernel>, sm90::plan_prefill(kernel, problem, device)};
     prefill.plan.fewest_rows = c.fewest_rows;
 #endif
     return prefill;

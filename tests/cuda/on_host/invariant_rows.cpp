@@ -8,18 +8,12 @@
 #include <cstdlib>
 #include <random>
 
-#include "cuda/sm90/prefill.cuh"
 #include "cuda/sm90/prefill_plan.cpp"
+#include "decode_instances.h"
 #include "decode_problem.h"
 #include "numbers.h"
+#include "prefill_instances.h"
 
-struct DecodeKernel {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80", KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
-};
-struct PrefillKernel {
-    static constexpr KernelConfig config{"prefill", Operation::prefill, "sm90",       KernelType::DTYPE,
-                                         HEAD_DIM,  HEAD_DIM_V,         PREFILL_TILE, ""};
-};
 using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr DType kType = std::is_same<T, __half>::value ? DType::f16 : DType::bf16;
 constexpr double kRounding = kType == DType::f16 ? 0x1p-11 : 0x1p-8, kScale = 0.1;

@@ -9,20 +9,16 @@
 #include <random>
 
 #include "cuda/host/tile_schedule.h"
-#include "cuda/sm90/prefill.cuh"
 #include "numbers.h"
+#include "prefill_instances.h"
 
 using namespace libflash;
 using namespace libflash::cuda;
 
 constexpr int kMultiprocessors = 3, kFewestRows = 64, kHeadsK = 2, kUnused = 3;
 constexpr float kUntouched = 7;
-struct Kernel {
-    static constexpr KernelConfig config{
-        "prefill", Operation::prefill, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, ""};
-};
-using T = sm90::ForwardTraits<Kernel, ForwardInstance::cache>::T;
-constexpr double kRounding = Kernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8, kScale = 0.1;
+using T = sm90::ForwardTraits<PrefillKernel, ForwardInstance::cache>::T;
+constexpr double kRounding = PrefillKernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8, kScale = 0.1;
 
 // Query rows, new rows and cached keys of a sequence.
 struct Sequence {
@@ -134,18 +130,18 @@ struct Problem {
         make_plan();
     }
     void make_plan() {
-        plan.tile_q = Kernel::config.tile_q, plan.tile_k = Kernel::config.tile_k;
+        plan.tile_q = PrefillKernel::config.tile_q, plan.tile_k = PrefillKernel::config.tile_k;
         Sequences side;
         side.capacity = side.max_length = query_rows;
         side.cu = cu_q.data();
         params.schedule = schedule_params(side, batch, c.heads(), plan.tile_q, 1e3, c.right < kUnboundedWindow);
         const int64_t units = blocks_of(params.schedule);
-        const auto resources = [&](ForwardStep step) { return resources_of_prefill<Kernel>(int(step), 0); };
+        const auto resources = [&](ForwardStep step) { return resources_of_prefill<PrefillKernel>(int(step), 0); };
         plan.order = launch_shape(1, resources(ForwardStep::order));
         plan.attention = launch_shape(std::min<int64_t>(units, kMultiprocessors), resources(ForwardStep::attention));
         sequence_order.assign(sequence_order_bytes(batch, units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last is a guard
         params.sequence_order = sequence_order.data();
-        if (!needs_long_sums(Kernel::config, c.capacity)) return;
+        if (!needs_long_sums(PrefillKernel::config, c.capacity)) return;
         const size_t bytes = plan.attention.blocks * long_sums_bytes(plan.tile_q, HEAD_DIM_V);
         long_sums.assign(bytes / sizeof(float) + 1, NAN);
         long_sums.back() = 7;
@@ -194,7 +190,7 @@ struct Problem {
 
 bool check(const Case& c) {
     Problem p(c);
-    launch_prefill<Kernel>(p.plan, p.params, nullptr);
+    launch_prefill<PrefillKernel>(p.plan, p.params, nullptr);
     double error = 0, size = 0, worst_lse = 0;
     bool others = p.sequence_order.back() == 0x7ead7ead && (p.long_sums.empty() || p.long_sums.back() == 7);
     for (int b = 0; b < p.batch; ++b)
