@@ -286,7 +286,7 @@ def test_an_implementation_chosen_since_stays() -> None:
 @pytest.mark.parametrize("tiny", [FALCON, BLOOM], ids=str)
 def test_a_model_without_the_interface_is_refused_by_name(tiny: Tiny) -> None:
     model, other = tiny.build(), LLAMA.build()
-    wanted = rf"{tiny} does not use transformers' attention interface \(\w*Attention compute attention by themselves\)"
+    wanted = rf"{tiny} does not use transformers' attention interface \(it computes attention in \w*Attention\)"
     with pytest.raises(TypeError, match=wanted):
         libflash.torch.enable(other, model)
     assert implementations(other) == {"eager"}  # all or none

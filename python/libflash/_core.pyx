@@ -181,20 +181,21 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     row_begin, column_begin : int, or (batch,) int32;  row_step, column_step : int
         For a call with a part of the rows or keys of longer sequences (a shard): row i stands at row_begin + i * row_step, key j
         at column_begin + j * column_step. With one of these or of the next two, causal, window_size, alibi_slopes and dropout go
-        by these positions, and bias, mask and block_mask by the arrays' own rows and columns. On the CPU.
+        by these positions, and bias, mask and block_mask by the arrays' own rows and columns. On a GPU positions are below 2**29,
+        and alibi_slopes need steps of 1 and none of the next two.
     row_positions, column_positions : (batch, seqlen) or packed (total,) int32
         The same, one position for each row or key; strictly increasing within a sequence.
     sequence_numbers : (batch,) int32;  head_begin, heads_total : int
-        What dropout counts as batch entry and as head, for a call with some sequences or heads of a batch. On the CPU.
+        What dropout counts as batch entry and as head, for a call with some sequences or heads of a batch.
     sm_margin : int
         On a GPU: multiprocessors to leave to kernels that run beside this one. No effect on the CPU.
     resume : bool
         Go on from out and lse, the result for other keys of the same rows, and replace them by the result for both sets of keys.
-        A learnable_sink belongs to the first call only. On the CPU.
+        A learnable_sink belongs to the first call only.
     return_lse : bool
         Also return lse.
     out : array like q with head_dim_v channels
-        The output; allocated if not given. It may not overlap the inputs. On the CPU it may be float32 beside 16-bit inputs.
+        The output; allocated if not given. It may not overlap the inputs. It may be float32 beside 16-bit inputs.
     lse : (batch, heads_q, seqlen_q) or packed (heads_q, total_q), float32 (float64 for float64)
         The output for the LSE.
     max_logit : shape and type of lse, or (heads_q,)

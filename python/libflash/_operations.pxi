@@ -71,11 +71,11 @@ def attention_backward(
     deterministic : bool
         The same bits in every run; UnsupportedError if no kernel can do that. The CPU is always deterministic.
     delta : shape and type of lse
-        rowsum(dout * out) - dlse. Written, or with add read instead of out and dlse. On the CPU.
+        rowsum(dout * out) - dlse. Written, or with add read instead of out and dlse.
     add : bool
-        Add to dq, dk and dv, which must be given and be float32 (float64 for float64). On the CPU.
+        Add to dq, dk and dv, which must be given and be float32 (float64 for float64).
     dq, dk, dv : arrays with shape and type of q, k, v
-        The outputs; allocated if not given. On the CPU each may be float32 beside 16-bit inputs.
+        The outputs; allocated if not given. Each may be float32 beside 16-bit inputs.
     dbias, dsink : arrays with shape and type of bias and learnable_sink
         If given, their gradients are written there, summed over repeated dimensions.
     The other options must be those of the forward call; see attention().

@@ -82,8 +82,9 @@ def configurations(model: Any) -> list[Any]:
     alone = sorted({type(part).__name__ for part in without_interface(model)})
     if not served:
         raise TypeError(
-            f"{kind} does not use transformers' attention interface ({', '.join(alone) or 'its layers'} compute attention by "
-            "themselves), so libflash cannot serve it; enable() without it serves its calls of scaled_dot_product_attention"
+            f"{kind} does not use transformers' attention interface (it computes attention in "
+            f"{', '.join(alone) or 'its layers'}), so libflash cannot serve it; enable() without it serves its calls of "
+            "scaled_dot_product_attention"
         )
     if alone:
         warnings.warn(

@@ -113,7 +113,7 @@ def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
     Parameters
     ----------
     models : Hugging Face models (transformers), or modules that contain some
-        Their attention implementation becomes "lf_attention". A warning names parts that compute attention by themselves. If
+        Their attention implementation becomes "lf_attention". A warning names parts that do not use it. If
         transformers is loaded, that name is registered in any case, for `attn_implementation=` when a model is loaded.
     sdpa : bool
         Take over torch.nn.functional.scaled_dot_product_attention, where PyTorch would choose a fused kernel: its flash kernel on

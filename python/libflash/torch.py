@@ -76,7 +76,7 @@ def attention(
     kernel : the forward's; the backward's is chosen by the library.
     deterministic : bool
         The gradients have the same bits in every run; raises UnsupportedError if no kernel can do that. On the CPU they always
-        have.
+        do.
     out, lse : not for calls that record a gradient, and not cast under autocast.
     max_logit, entropy : written beside a recorded gradient too; not inside torch.compile, torch.func and DTensor.
     bias : also torch.nn.attention.bias.causal_upper_left(...) and causal_lower_right(...)
