@@ -48,7 +48,7 @@ struct ForwardSharedStorage {
     PipelineBarriers<kScheduledTiles> scheduled;  // work tiles, from the scheduler warp to the producers
     uint64_t first_pass_done;
     RecomputeList recompute;
-    // A ring of slots: the scheduler warp fills them, the producer warp and the consumers read them in the same order. With one
+    // Slots, used again in the same order: the scheduler warp fills them, the producer warp and the consumers read them. With one
     // stage of Q, work tile n is filled in after the producer warp took n-1, so after all consumers released Q of n-3. They may
     // still have to write the rows of n-4, so that five slots are needed.
     WorkTile work_tiles[kSlots];
