@@ -113,8 +113,9 @@ def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
     Parameters
     ----------
     models : Hugging Face models (transformers), or modules that contain some
-        Their attention implementation becomes "lf_attention". A warning names parts that do not use it. If
-        transformers is loaded, that name is registered in any case, for `attn_implementation=` when a model is loaded.
+        Their attention implementation becomes "lf_attention". A warning names parts that do not use
+        transformers' attention interface. If transformers is loaded, the name is registered in any case, for
+        `attn_implementation=` when a model is loaded.
     sdpa : bool
         Take over torch.nn.functional.scaled_dot_product_attention, where PyTorch would choose a fused kernel: its flash kernel on
         the CPU; flash, cuDNN or memory-efficient attention on CUDA. Masks and their meaning stay PyTorch's, and so does the
