@@ -51,7 +51,7 @@ def context_parallel_decode(
 
     Raises
     ------
-    As decode. UnsupportedError for CUDA tensors, whose kernels do not know shards yet.
+    As decode.
     """
     from .torch import merge
 

@@ -1,4 +1,4 @@
-"""A fixture that runs CMake functions alone, without configuring or compiling anything."""
+"""Makes the programs of this folder importable by its tests; a fixture that runs CMake functions without compiling anything."""
 
 import os
 import shutil
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 @pytest.fixture
