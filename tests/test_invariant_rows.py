@@ -277,7 +277,7 @@ def test_close_to_the_free_choice(kernel: str, option: str) -> None:
 
 def test_splits_are_refused() -> None:
     x = problem(np.dtype(np.float32), KERNELS[0])
-    with pytest.raises(libflash.InvalidError, match="num_splits: must be 0 with FLASH_FLAG_INVARIANT_ROWS"):
+    with pytest.raises(libflash.InvalidError, match="num_splits: must be 0 with invariant=True"):
         packed_call(x, num_splits=2)
 
 

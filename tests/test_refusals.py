@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -174,6 +176,26 @@ def test_unsupported() -> None:
         assert caught.value.status_name == "UNSUPPORTED"
         assert next(iter(options.values())) in str(caught.value)
         assert "NULL" not in str(caught.value)
+
+
+def test_texts_have_pythons_names() -> None:
+    q, k, v = qkv()
+    out, lse = libflash.attention(q, k, v, return_lse=True)
+    sink = np.zeros(q.shape[2], np.float32)
+    refused = {
+        "window_size[0]: must be -1": lambda: libflash.attention(q, k, v, window_size=(-3, 0)),
+        "resume=True": lambda: libflash.attention(q, k, v, out=out, lse=lse, resume=True, learnable_sink=sink),
+        "invariant=True": lambda: libflash.decode(q, k, v, invariant=True, num_splits=3),
+        'causal_align="top_left" has no meaning with positions of rows and keys': lambda: libflash.attention(
+            q, k, v, causal_align="top_left", causal=True, row_begin=0, column_begin=0
+        ),
+        "(None)": lambda: libflash.decode(q, k, v, shard=(2, 0, 1)),
+    }
+    for text, call in refused.items():
+        with pytest.raises(libflash.InvalidError) as caught:
+            call()
+        assert text in str(caught.value)
+        assert not re.search("FLASH_|NULL|window_left", str(caught.value))
 
 
 def test_an_unknown_kernel_is_answered_with_the_names() -> None:

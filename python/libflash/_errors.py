@@ -98,7 +98,7 @@ class CancelledError(Error, RuntimeError):
 _BY_STATUS: dict[int, type[Error]] = {cls.status: cls for cls in Error.__subclasses__()}
 
 
-# Fields of the C library's structs whose argument in Python has another name.
+# What the C library's texts call otherwise: fields, flags and the value of an argument that is not given.
 _PYTHON_NAMES = {
     "k_new": "k",
     "v_new": "v",
@@ -106,8 +106,19 @@ _PYTHON_NAMES = {
     "shard_count": "shard[0]",
     "shard_index": "shard[1]",
     "shard_keys": "shard[2]",
+    "window_left": "window_size[0]",
+    "window_right": "window_size[1]",
+    "FLASH_FLAG_TOP_LEFT": 'causal_align="top_left"',
+    "positions (FLASH_FLAG_POSITIONS)": "positions of rows and keys",
+    "FLASH_FLAG_POSITIONS": "positions of rows and keys",
+    "resume (FLASH_FLAG_CONTINUE)": "resume",
+    "FLASH_FLAG_CONTINUE": "resume=True",
+    "add (FLASH_FLAG_ADD)": "add",
+    "FLASH_FLAG_ADD": "add=True",
+    "FLASH_FLAG_INVARIANT_ROWS": "invariant=True",
+    "NULL": "None",
 }
-_RENAMED = re.compile(rf"\b(?:{'|'.join(_PYTHON_NAMES)})\b")
+_RENAMED = re.compile(rf"\b(?:{'|'.join(map(re.escape, _PYTHON_NAMES))})(?!\w)")
 
 
 def python_names(text: str) -> str:
