@@ -92,8 +92,10 @@ bool DecodeSizes::has_splits_of_codes() const {
 int64_t DecodeSizes::blocks_per_multiprocessor() const {
     if (has_splits_of_codes()) {
         const int stages = decode_code_stages(config.head_dim, config.stages, false);
-        return decode_blocks_at_once(decode_code_shared_bytes(config.head_dim, config.tile_k, stages, kDecodeSlab),
-                                     device.shared_memory_bytes, config.tile_k / kDecodeSlab * 32, kDecodeThreadsOfCodes);
+        const bool few = decode_has_few_rows(group_rows());
+        const int rows = few ? kFewDecodeRows : kDecodeSlab, threads = few ? kDecodeThreadsOfFewRows : kDecodeThreadsOfCodes;
+        return decode_blocks_at_once(decode_code_shared_bytes(config.head_dim, config.tile_k, stages, rows),
+                                     device.shared_memory_bytes, config.tile_k / kDecodeSlab * 32, threads);
     }
     const int bytes = decode_shared_bytes(config.head_dim, config.tile_k, config.stages,
                                           static_cast<int>(element_bytes(problem.dtype)), static_cast<int>(tile_q()));

@@ -1,7 +1,8 @@
 // Runs decode over a cache of 8-bit codes on the host. Arguments: 1 query rows; 2 splits (negative: the split size); 3 whether
 // the cache is paged; 4 appended rows per sequence, with rotary embedding; 5 type of the codes (CodeType); 6 what scales belong
 // to (0: no scales, 1: all, 2 heads, 3 sequences and heads, 4 rows); 7 key heads of a thread block; 8 whether copies complete
-// late; 9 whether the attention kernel appends.
+// late; 9 whether the attention kernel appends; 10 the numbers of the queries (0: normal; 1: some are too small for `half`
+// beside the others; 2: large, so that most weights are tiny).
 //
 // Checked: results against double; without scales, and with powers of two, bit for bit against a cache of the type of q with the
 // values of the codes; appended codes and scales bit for bit against cpu/quantize.h, and that nothing else changed.
@@ -43,7 +44,7 @@ struct Cache {
 };
 
 struct Problem {
-    const int rows, splits, news, kind, key_heads;
+    const int rows, splits, news, kind, key_heads, numbers;
     const bool paged, inside;
     const CodeType code;
     const int cache_blocks = paged ? kCacheBlocks : kBatch, block_rows = paged ? kPage : kCapacity;
@@ -55,9 +56,11 @@ struct Problem {
 
     Problem(char** a)
         : rows(std::atoi(a[1])), splits(std::atoi(a[2])), news(std::atoi(a[4])), kind(std::atoi(a[6])),
-          key_heads(std::atoi(a[7])), paged(std::atoi(a[3]) != 0), inside(std::atoi(a[9]) != 0), code(CodeType(std::atoi(a[5]))) {
+          key_heads(std::atoi(a[7])), numbers(std::atoi(a[10])), paged(std::atoi(a[3]) != 0), inside(std::atoi(a[9]) != 0), code(CodeType(std::atoi(a[5]))) {
         for (int c = 0; c < kBatch * kColumns; ++c) table.push_back((c * 7 + 3) % (kBatch * kColumns));
         q = random(size_t(kBatch) * rows * kHeads * kDim);
+        for (size_t i = 0; i < q.size(); ++i)
+            if (numbers == 2 || (numbers == 1 && i % 3 == 0)) q[i] = rounded(wide(q[i]) * (numbers == 2 ? 12 : 0x1p-40));
         new_k = random(size_t(kBatch) * news * kHeadsK * kDim), new_v = random(new_k.size());
         turned.resize(q.size());
         fill(k), fill(v);
@@ -144,7 +147,8 @@ struct Problem {
         DecodePlan plan;
         plan.splits = p.splits;
         plan.instance.number =
-            int(decode_kind(shares(), key_heads, inside, p.code != CodeType::none ? DecodeStorage::codes : DecodeStorage::plain));
+            int(decode_kind(shares(), key_heads, inside, p.code != CodeType::none ? DecodeStorage::codes : DecodeStorage::plain,
+                            decode_has_few_rows(rows * kGroup)));
         const auto launch = [&](DecodeStep step, int64_t blocks) { return decode_shape(step, plan, blocks); };
         plan.attention =
             launch(DecodeStep::attention, int64_t{p.by_tiles.divisor} * p.by_head_groups.divisor * p.splits * kBatch);
