@@ -127,9 +127,6 @@ constexpr int decode_parts(int head_dim) { return is_wide_decode(head_dim) ? 2 :
 constexpr int kDecodeSlab = 16;
 constexpr int64_t tiles_of_a_row(int64_t group_size) { return (group_size + kDecodeSlab - 1) / kDecodeSlab; }
 constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
-// With so few rows, products over codes have the rows as columns (sm80/decode_few_rows.cuh).
-constexpr int kFewDecodeRows = 8;
-constexpr bool decode_has_few_rows(int64_t rows) { return rows <= kFewDecodeRows; }
 
 // Whether the attention kernel can append one new row: it needs one thread for every two channels.
 constexpr bool decode_can_append(int head_dim, int tile_k) { return tile_k / kDecodeSlab * 32 >= head_dim / 2; }
@@ -143,8 +140,7 @@ constexpr int decode_code_stages(int head_dim, int stages, bool shares_keys) {
 }
 // After the kernel for shared keys few keys are left, and thread blocks are short: better more of them.
 constexpr int decode_stages_after_prefix(int stages) { return stages > 2 ? stages - 1 : stages; }
-// Threads of a multiprocessor, for which there are enough registers.
-constexpr int kDecodeThreads = 256, kDecodeThreadsOfCodes = 384, kDecodeThreadsOfFewRows = 512;
+constexpr int kDecodeThreads = 256, kDecodeThreadsOfCodes = 384;  // of a multiprocessor, for which there are enough registers
 
 // `tile_k`: keys of a tile, of all its heads together; `tile_rows`: query rows of a thread block.
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, int tile_rows) {

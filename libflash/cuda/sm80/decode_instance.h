@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/decode_params.h"
+#include "cuda/attention/few_rows.h"
 #include "cuda/config.h"
 
 namespace libflash::cuda {

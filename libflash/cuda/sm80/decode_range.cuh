@@ -14,6 +14,7 @@
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
+#include "cuda/attention/few_rows.h"
 #include "cuda/attention/online_softmax.cuh"
 #include "cuda/attention/ragged_keys.cuh"
 #include "cuda/attention/scores.cuh"
@@ -74,7 +75,7 @@ struct Decode {
         std::conditional_t<kFewRows, DecodeFewRows<T, kHeadDim>, DecodeProducts<T, kHeadDim, kValueDim, kParts>>;
     static constexpr bool kHasFewRows = kFewRows;
     static constexpr int kLaneRows = kFewRows ? 1 : 2, kElements = 2 * kLaneRows;  // of s[n]: of each row two columns
-    static constexpr int kQueryRows = kFewRows ? 8 : kDecodeSlab;                  // of a key head in shared memory
+    static constexpr int kQueryRows = kFewRows ? cuda::kFewRows : kDecodeSlab;     // of a key head in shared memory
     static constexpr int kChannels = kHeadDim, kValueChannels = kValueDim, kHeadsOfBlock = kHeads;
     // Blocks of a warp's O: of 8 channels and 16 rows or, with few rows, of 16 channels and 8 rows.
     static constexpr int kBlocks = kValueDim / (kFewRows ? 16 : 8) / kParts;

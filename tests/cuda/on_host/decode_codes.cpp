@@ -148,7 +148,7 @@ struct Problem {
         plan.splits = p.splits;
         plan.instance.number =
             int(decode_kind(shares(), key_heads, inside, p.code != CodeType::none ? DecodeStorage::codes : DecodeStorage::plain,
-                            decode_has_few_rows(rows * kGroup)));
+                            are_few_rows(rows * kGroup)));
         const auto launch = [&](DecodeStep step, int64_t blocks) { return decode_shape(step, plan, blocks); };
         plan.attention =
             launch(DecodeStep::attention, int64_t{p.by_tiles.divisor} * p.by_head_groups.divisor * p.splits * kBatch);
