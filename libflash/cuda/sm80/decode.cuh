@@ -42,13 +42,13 @@ struct DecodeInstance {
         return kCodes ? decode_code_stages(config.head_dim, config.stages, kKeys == Keys::shared) : config.stages;
     }
     static constexpr int kStages = stages();
-    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, kStages, kKeys == Keys::shared, kAppends,
-                        are_of_two_heads(kKeys) ? 2 : 1, kStorage, DecodeRows::equal, config.head_dim, kContinues,
-                        are_of_few_rows(kKeys)>;
+    using Body =
+        Decode<T, config.head_dim, config.tile_k / kDecodeSlab, kStages, kKeys == Keys::shared, kAppends,
+               are_of_two_heads(kKeys) ? 2 : 1, kStorage, DecodeRows::equal, config.head_dim, kContinues, are_of_few_rows(kKeys)>;
     static_assert(Body::kSharedBytes <= most_shared_bytes(config));
-    static constexpr int kMostThreads = are_of_few_rows(kKeys)                       ? kDecodeThreadsOfFewRows
+    static constexpr int kMostThreads = are_of_few_rows(kKeys)                     ? kDecodeThreadsOfFewRows
                                         : Body::kConvertsInRegisters || kContinues ? kDecodeThreadsOfCodes
-                                                                                     : kDecodeThreads;
+                                                                                   : kDecodeThreads;
     static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads, kMostThreads);
 };
 

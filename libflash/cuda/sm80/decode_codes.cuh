@@ -1,8 +1,8 @@
 // Decode over a cache of 8-bit codes: a stage holds codes. Every value is exact in the type of the queries, so all products
 // have the bits of a cache of that type with the same values. Where each warp works on the keys that it loaded, codes become
-// operands of the products in registers (decode_code_products.cuh, decode_few_rows.cuh). Where warps share keys, and with rare options, each warp
-// converts the 16 keys and values that it loaded through shared memory before a tile is used. decode_scales.cuh has the
-// scales. `Body`: Decode in decode_range.cuh.
+// operands of the products in registers (decode_code_products.cuh; with few query rows decode_few_rows.cuh). Where warps share
+// keys, and with rare options, each warp converts the 16 keys and values that it loaded through shared memory before a tile is
+// used. decode_scales.cuh has the scales. `Body`: Decode in decode_range.cuh.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"

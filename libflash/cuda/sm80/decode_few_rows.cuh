@@ -1,12 +1,12 @@
 // The two products of decode for up to 8 query rows and 16 keys of a warp, from 8-bit codes in shared memory. Keys and channels
-// are the rows of mma.sync, query rows its columns: S^T = K Q^T and O^T = V^T P^T. A product of 8 rows takes half the instructions
-// and half the registers of one whose other 8 rows are empty. S is transposed in registers to the layout of DecodeProducts.
-// Steps of 16 channels and of 16 keys are those of DecodeProducts, so all sums have the bits of a cache of the type of the
-// queries with the values of the codes.
+// are the rows of mma.sync, query rows its columns: S^T = K Q^T and O^T = V^T P^T. That takes half the instructions and registers
+// of a product of 16 query rows, 8 of which would be empty. S is transposed in registers to the layout of DecodeProducts. Steps
+// of 16 channels and of 16 keys are those of DecodeProducts, so all sums have the bits of a cache of the type of the queries with
+// the values of the codes.
 //
-// Half products: codes become `half` in fewer instructions than bfloat16, NaN included. So bfloat16 queries and weights
-// become `half`, too, where that is exact and no number becomes subnormal: queries times a power of two that is the same for all
-// rows of the warp, weights times kWeightScale. Else the numbers are bfloat16. The bits are the same.
+// Half products: codes, NaN included, become `half` in fewer instructions than bfloat16. So bfloat16 queries and weights become
+// `half`, too, where that is exact and no number becomes subnormal: queries times a power of two that is the same for all rows of
+// the warp, weights times kWeightScale. Else all numbers are bfloat16. The bits are the same.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
@@ -149,7 +149,8 @@ struct DecodeFewRows {
 
     // o += V^T P^T. p: P times kWeightScale.
     template <CodeType kCode>
-    static __device__ __forceinline__ void add_values(float (&o)[kTiles][4], const float (&p)[2][4], const char* values, int lane) {
+    static __device__ __forceinline__ void add_values(float (&o)[kTiles][4], const float (&p)[2][4], const char* values,
+                                                      int lane) {
         uint32_t pf[2];
 #pragma unroll
         for (int n = 0; n < 2; ++n) pf[n] = pack_pair(p[n][0], p[n][1], T());
@@ -170,8 +171,8 @@ struct DecodeFewRows {
     // Transposed as pairs of bytes, codes of two channels and two keys come to a lane: of each 16 channels, rows 0 to 7 of a
     // product are the even ones and rows 8 to 15 the odd ones.
     template <CodeType kCode, class Number>
-    static __device__ __forceinline__ void add_weighted(float (&o)[kTiles][4], const uint32_t (&p)[2], const char* values, int lane,
-                                                        Number) {
+    static __device__ __forceinline__ void add_weighted(float (&o)[kTiles][4], const uint32_t (&p)[2], const char* values,
+                                                        int lane, Number) {
         const int key = lane % 16, first = Slab::offset(key, lane / 16);
 #pragma unroll
         for (int chunk = 0; chunk < kTiles; chunk += 2) {
@@ -180,9 +181,9 @@ struct DecodeFewRows {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const uint32_t low = codes[2 * i], high = codes[2 * i + 1];
-                const uint32_t a[4] = {values_of_every_second<kCode, 0>(low, Number()), values_of_every_second<kCode, 1>(low, Number()),
-                                       values_of_every_second<kCode, 0>(high, Number()),
-                                       values_of_every_second<kCode, 1>(high, Number())};
+                const uint32_t a[4] = {
+                    values_of_every_second<kCode, 0>(low, Number()), values_of_every_second<kCode, 1>(low, Number()),
+                    values_of_every_second<kCode, 0>(high, Number()), values_of_every_second<kCode, 1>(high, Number())};
                 mma_m16n8k16(o[chunk + i], a, p[0], p[1], Number());
             }
         }

@@ -71,8 +71,7 @@ struct Decode {
     static constexpr int kParts = decode_parts(kHeadDim);  // warps with the same rows and keys
     static_assert(kParts == 1 || (kRows == DecodeRows::general && !kScales && !kSharesKeys), "the instance of wide heads");
     static_assert(!kFewRows || kConvertsInRegisters);
-    using Products =
-        std::conditional_t<kFewRows, DecodeFewRows<T, kHeadDim>, DecodeProducts<T, kHeadDim, kValueDim, kParts>>;
+    using Products = std::conditional_t<kFewRows, DecodeFewRows<T, kHeadDim>, DecodeProducts<T, kHeadDim, kValueDim, kParts>>;
     static constexpr bool kHasFewRows = kFewRows;
     static constexpr int kLaneRows = kFewRows ? 1 : 2, kElements = 2 * kLaneRows;  // of s[n]: of each row two columns
     static constexpr int kQueryRows = kFewRows ? cuda::kFewRows : kDecodeSlab;     // of a key head in shared memory
@@ -361,7 +360,8 @@ struct Decode {
 
     // With few rows: multiplies O by the factors of the query rows, of which each lane gives that of its scores.
     __device__ __forceinline__ void multiply_columns(float factor) {
-        const float even = __shfl_sync(0xffffffffu, factor, lane % 4 * 8), odd = __shfl_sync(0xffffffffu, factor, lane % 4 * 8 + 4);
+        const float even = __shfl_sync(0xffffffffu, factor, lane % 4 * 8),
+                    odd = __shfl_sync(0xffffffffu, factor, lane % 4 * 8 + 4);
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) o[n][0] *= even, o[n][1] *= odd, o[n][2] *= even, o[n][3] *= odd;
     }

@@ -56,7 +56,8 @@ struct Problem {
 
     Problem(char** a)
         : rows(std::atoi(a[1])), splits(std::atoi(a[2])), news(std::atoi(a[4])), kind(std::atoi(a[6])),
-          key_heads(std::atoi(a[7])), numbers(std::atoi(a[10])), paged(std::atoi(a[3]) != 0), inside(std::atoi(a[9]) != 0), code(CodeType(std::atoi(a[5]))) {
+          key_heads(std::atoi(a[7])), numbers(std::atoi(a[10])), paged(std::atoi(a[3]) != 0), inside(std::atoi(a[9]) != 0),
+          code(CodeType(std::atoi(a[5]))) {
         for (int c = 0; c < kBatch * kColumns; ++c) table.push_back((c * 7 + 3) % (kBatch * kColumns));
         q = random(size_t(kBatch) * rows * kHeads * kDim);
         for (size_t i = 0; i < q.size(); ++i)
