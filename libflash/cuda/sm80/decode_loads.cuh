@@ -49,13 +49,14 @@ struct DecodeLoads {
 
     // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros. The first 16 lanes
     // compute the address of a key each, the others those of the values.
-    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location) {
+    // `consecutive`: keys that exist are consecutive rows of the cache, and can be read 16 bytes at a time.
+    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location, bool consecutive = false) {
         const CacheParams& cache = body.params.cache;
         const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(cache.pages);
         const uint32_t all = __ballot_sync(0xffffffffu, exists);
         if (body.lane == 0 && body.part() == 0) body.existing(stage, body.warp) = all;
         if constexpr (Body::kHasFewRows) {
-            if (all == (1u << kDecodeSlab) - 1 && are_in_one_page()) return load_consecutive_keys(head_k, stage, location);
+            if (all == (1u << kDecodeSlab) - 1 && consecutive) return load_consecutive_keys(head_k, stage, location);
         }
         const RowsParams& rows = body.lane < kDecodeSlab ? cache.k : cache.v;
         const int64_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
@@ -91,12 +92,7 @@ struct DecodeLoads {
         }
     }
 
-    // Whether the keys of a warp are consecutive rows of the cache, and can be read 16 bytes at a time.
-    __device__ __forceinline__ bool are_in_one_page() const {
-        const CacheParams& cache = body.params.cache;
-        return body.params.vector_kv && (!cache.table || cache.page_size.divisor % kDecodeSlab == 0);
-    }
-    // load_keys() where they are and all exist: addresses of rows follow from that of the first one.
+    // load_keys() of consecutive keys that all exist: addresses of rows follow from that of the first one.
     __device__ __forceinline__ void load_consecutive_keys(int head_k, int stage, const KeyLocation& location) {
         static_assert(kLanesPerRow == kStoredChunks);
         const int row = body.lane / kLanesPerRow, chunk = body.lane % kLanesPerRow, first = chunk * kStoredValues;

@@ -466,7 +466,9 @@ struct Decode {
         const int stages = kRagged && kScales ? kStages : params.stages;
         const Lookup lookup = key_lookup(locations, range);
         if constexpr (kScales) scales_stay = Scales::stay(params);
-        const bool has_table = __builtin_expect(locations.table != nullptr, false);
+        const bool has_pages = kFewRows && PageLookup::serves(params.cache);
+        const bool has_table = __builtin_expect(locations.table != nullptr, false) && !has_pages;
+        PageLookup pages;
         typename Lookup::FirstEntries first_entries;
         if (has_table) first_entries = lookup.load_first(stages, begin);
         const int old = range.length - params.cache.seqlen_new;
@@ -497,8 +499,10 @@ struct Decode {
                 synchronize();  // the stage is no longer read
             }
             if (loading < range.last) {
-                const KeyLocation location = lookup.look_up(stage, loading);
-                Loads{*this}.load_keys(own_head(), stage, location);
+                const KeyLocation location =
+                    has_pages ? pages.look_up<kTileK>(locations, range, (loading - begin) / kTileK, loading + own_keys(), lane)
+                              : lookup.look_up(stage, loading);
+                Loads{*this}.load_keys(own_head(), stage, location, kFewRows && !has_table && params.vector_kv);
                 if constexpr (kScales) {
                     if (first < begin || !scales_stay) Scales{*this}.load_scales(own_head(), stage, location, first < begin);
                 }
