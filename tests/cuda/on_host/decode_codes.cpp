@@ -17,8 +17,8 @@
 using H = std::conditional_t<std::is_same_v<T, __half>, cpu::half, cpu::bfloat16>;
 constexpr int kBatch = 4, kCacheBlocks = kBatch * kColumns + 2;
 constexpr int kLengths[kBatch] = {127, 0, 77, kCapacity - 1};  // one new key of the last sequence fits
-// Half of the smallest number, of the results and of P.
-constexpr double kSmallest = std::is_same_v<T, __half> ? 0x1p-25 : 0;
+// Half of the smallest number, of the results and of P; bfloat16: weights below 2^-126 are 0.
+constexpr double kSmallest = std::is_same_v<T, __half> ? 0x1p-25 : 0x1p-120;
 
 float normal() { return std::normal_distribution<float>()(generator); }
 
