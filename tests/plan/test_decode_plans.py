@@ -42,7 +42,7 @@ def decode_cases_of_codes(large: str, small: str) -> list[Case]:
         codes("H200", kernel(large, few, "16x64", launch="append codes: 32 "), **two_rows, **turned),
         codes("H200", kernel(large, shared, "64x64", pipeline="3 stages"), rows=5),
         codes("A100", kernel(small, few, "16x64", splits="10 ranges", pipeline="3 stages")),
-        Case("H200", "decode", paged, pages, kernel(large, two, "16x32", splits="4 ranges")),
+        Case("H200", "decode", paged, pages, kernel(large, two, "16x32", splits="2 ranges")),
     ]
 
 
