@@ -148,7 +148,7 @@ struct Decode {
     float kept_maximum[kLaneRows], row_sum[kLaneRows];
     static constexpr int kValueBases = kHasRareOptions ? 2 : 1;  // of each row, or of both
     float value_base[kValueBases];                               // with kScales
-    bool scales_stay;                                            // with kScales: those of a stage are those of all keys
+    bool scales_stay;                                            // with few rows: those of a stage are those of all keys
     bool continued = false;                                      // with kContinues: there are sums of shared keys
     // Of the lane's two rows: find_row_rules().
     VisibleRange visible[kLaneRows];
@@ -465,7 +465,7 @@ struct Decode {
         // Rows of any lengths over codes: the two ways to share work have different numbers of stages.
         const int stages = kRagged && kScales ? kStages : params.stages;
         const Lookup lookup = key_lookup(locations, range);
-        if constexpr (kScales) scales_stay = Scales::stay(params);
+        if constexpr (kFewRows) scales_stay = Scales::stay(params);
         const bool has_pages = kFewRows && PageLookup::serves(params.cache);
         const bool has_table = __builtin_expect(locations.table != nullptr, false) && !has_pages;
         PageLookup pages;
@@ -504,7 +504,8 @@ struct Decode {
                               : lookup.look_up(stage, loading);
                 Loads{*this}.load_keys(own_head(), stage, location, kFewRows && !has_table && params.vector_kv);
                 if constexpr (kScales) {
-                    if (first < begin || !scales_stay) Scales{*this}.load_scales(own_head(), stage, location, first < begin);
+                    if (first < begin || !kFewRows || !scales_stay)
+                        Scales{*this}.load_scales(own_head(), stage, location, first < begin);
                 }
                 if (has_table) lookup.begin(stage, loading + stages * kTileK);
             }

@@ -114,7 +114,7 @@ struct DecodeScales {
         } else if (body.params.v_scale.data) {
             float largest = 0.0f;
             with_scales(body.s, of_values, body.lane, [&](float&, float scale) { largest = fmaxf(largest, fabsf(scale)); });
-            if (!body.scales_stay) largest = quad_max(largest);  // of all 16, the same in all lanes
+            if (!Body::kHasFewRows || !body.scales_stay) largest = quad_max(largest);  // of all 16, the same in all lanes
             if (largest >= 2.0f * body.value_base[0]) raise_base(largest);
             const float factor = inverse(body.value_base[0]) * kWeightScale;
             with_scales(body.s, of_values, body.lane, [&](float& weight, float scale) { weight *= scale * factor; });
