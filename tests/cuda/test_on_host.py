@@ -153,18 +153,25 @@ RAGGED_CASES_WITH_PREFILL = (
 
 # Decode over codes of 8 bits: query rows, splits, paged, appended rows, type of the codes (1: e4m3, 2: e5m2, 3: int8), what
 # scales belong to (0: none, 1: all, 2: heads, 3: sequences and heads, 4: rows), key heads of a thread block, late copies,
-# append by the attention kernel.
+# append by the attention kernel, numbers of the queries.
 CODE_CASES = (
-    *((1, 1, 0, 0, 1, 0, 1, 1, 0), (2, 3, 1, 0, 2, 2, 1, 0, 0), (5, -128, 0, 0, 3, 4, 1, 1, 0), (7, 2, 1, 0, 1, 4, 1, 0, 0)),
-    *((1, 1, 1, 1, 1, 4, 1, 1, 0), (1, 3, 0, 1, 2, 3, 1, 0, 0), (2, 1, 1, 2, 3, 4, 1, 0, 0), (9, 2, 0, 2, 1, 1, 1, 1, 0)),
+    *((1, 1, 0, 0, 1, 0, 1, 1, 0, 0), (2, 3, 1, 0, 2, 2, 1, 0, 0, 0), (5, -128, 0, 0, 3, 4, 1, 1, 0, 0)),
+    *((7, 2, 1, 0, 1, 4, 1, 0, 0, 0), (1, 1, 1, 1, 1, 4, 1, 1, 0, 1), (1, 3, 0, 1, 2, 3, 1, 0, 0, 0)),
+    *((2, 1, 1, 2, 3, 4, 1, 0, 0, 0), (9, 2, 0, 2, 1, 1, 1, 1, 0, 0), (3, 1, 0, 0, 1, 2, 1, 1, 0, 1)),
+)
+# Both ways to multiply bfloat16 with codes.
+CODE_CASES_OF_NUMBERS = (
+    *((2, 1, 0, 0, 1, 2, 1, 1, 0, 1), (1, 1, 0, 0, 2, 0, 1, 1, 0, 1), (2, 2, 1, 0, 3, 4, 1, 0, 0, 1)),
+    *((2, 1, 0, 0, 1, 2, 1, 1, 0, 2), (1, 1, 0, 0, 2, 0, 1, 1, 0, 2), (2, 2, 1, 0, 3, 4, 1, 0, 0, 2)),
 )
 CODE_CASES_INSIDE = (
-    *((1, 1, 1, 1, 1, 4, 1, 1, 1), (1, 3, 0, 1, 2, 3, 1, 0, 1), (1, 2, 1, 1, 3, 4, 1, 1, 1), (1, 1, 0, 1, 1, 2, 1, 1, 1)),
-    *((1, -128, 0, 1, 3, 2, 1, 0, 1), (1, 40, 1, 1, 2, 4, 1, 1, 1), (1, 1, 1, 1, 2, 0, 1, 1, 1)),
+    *((1, 1, 1, 1, 1, 4, 1, 1, 1, 0), (1, 3, 0, 1, 2, 3, 1, 0, 1, 0), (1, 2, 1, 1, 3, 4, 1, 1, 1, 0)),
+    *((1, 1, 0, 1, 1, 2, 1, 1, 1, 2), (1, -128, 0, 1, 3, 2, 1, 0, 1, 0), (1, 40, 1, 1, 2, 4, 1, 1, 1, 1)),
+    *((1, 1, 1, 1, 2, 0, 1, 1, 1, 0), (1, 1, 1, 1, 3, 4, 1, 1, 1, 2)),
 )
 CODE_CASES_OF_TWO_HEADS = (
-    *((1, 1, 0, 0, 3, 4, 2, 1, 0), (3, 2, 1, 1, 1, 4, 2, 0, 0), (2, -128, 0, 0, 2, 3, 2, 1, 0)),
-    *((1, 1, 0, 1, 3, 4, 2, 1, 1), (1, 2, 1, 1, 1, 3, 2, 1, 1), (1, -128, 1, 1, 2, 4, 2, 0, 1)),
+    *((1, 1, 0, 0, 3, 4, 2, 1, 0, 0), (3, 2, 1, 1, 1, 4, 2, 0, 0, 0), (2, -128, 0, 0, 2, 3, 2, 1, 0, 0)),
+    *((1, 1, 0, 1, 3, 4, 2, 1, 1, 0), (1, 2, 1, 1, 1, 3, 2, 1, 1, 0), (1, -128, 1, 1, 2, 4, 2, 0, 1, 0)),
 )
 
 # The options of caches that need instances of their own: the arguments of decode_options.cpp.
@@ -502,11 +509,16 @@ DECODE_RUNS = [
 CODE_RUNS = [
     *runs(
         {name: decode_codes(*DECODE_KERNELS[name]) for name in ("bf16-64", "f16-256-small")},
-        lambda name: (*CODE_CASES, *CODE_CASES_INSIDE) if name == "bf16-64" else CODE_CASES,  # too few threads for 256 channels
+        # too few threads for 256 channels
+        lambda name: (*CODE_CASES, *CODE_CASES_OF_NUMBERS, *CODE_CASES_INSIDE) if name == "bf16-64" else CODE_CASES,
     ),
     *runs(
         {name: decode_codes(*DECODE_KERNELS_OF_TWO_HEADS[name]) for name in ("f16-128",)},
         lambda _: (*CODE_CASES_OF_TWO_HEADS, *CODE_CASES_INSIDE[::2]),
+    ),
+    *runs(
+        {"two-heads-bf16-64": decode_codes(*DECODE_KERNELS_OF_TWO_HEADS["bf16-64"])},
+        lambda _: (*CODE_CASES_OF_TWO_HEADS[::2], CODE_CASES_OF_TWO_HEADS[-1]),
     ),
 ]
 OPTION_RUNS = [  # there are no codes beside float32

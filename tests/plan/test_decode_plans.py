@@ -26,19 +26,22 @@ def codes(device: str, expected: dict[str, str], rows: int = 1, **options: Any) 
 
 def decode_cases_of_codes(large: str, small: str) -> list[Case]:
     """Tiles are those of a cache of 16 bits, splits those of one with scales."""
-    own, shared, two = (f"8-bit codes, {text}" for text in ("each warp its own keys", "warps share keys", "two key heads"))
+    few, two = (f"8-bit codes, few rows, {text}" for text in ("each warp its own keys", "two key heads"))
+    own, shared = (f"8-bit codes, {text}" for text in ("each warp its own keys", "warps share keys"))
     news = {name: tensor(4, 1, 8, 128, address=n * ADDRESS) for n, name in ((2, "k_new"), (3, "v_new"))}
     two_rows = {name: tensor(4, 2, 8, 128, address=n * ADDRESS) for n, name in ((2, "k_new"), (3, "v_new"))}
     turned = dict.fromkeys(("rotary_cos", "rotary_sin"), tensor(8192, 64, dtype=abi.FLOAT32))
     paged = (tensor(32, 1, 32, 128), *(tensor(32 * 512, 16, 8, 128, dtype=abi.E4M3, address=n * ADDRESS) for n in (4, 8)))
     pages = {"block_table": tensor(32, 512, dtype=abi.INT32), "cache_seqlens": tensor(32, dtype=abi.INT32)}
     return [
-        codes("H200", kernel(large, own, "16x64", splits="12 ranges", pipeline="3 stages")),
-        codes("H200", kernel(large, own + ", appends", "16x64", launch="attention: 384 "), **news),
-        codes("H200", kernel(large, own + ", appends", "16x64", launch="attention: 384 "), **news, **turned),
-        codes("H200", kernel(large, own, "16x64", launch="append codes: 32 "), **two_rows, **turned),
+        codes("H200", kernel(large, few, "16x64", splits="16 ranges", pipeline="3 stages")),
+        codes("H200", kernel(large, few, "16x64", splits="16 ranges"), rows=2),
+        codes("H200", kernel(large, own, "16x64", splits="12 ranges", pipeline="3 stages"), rows=3),
+        codes("H200", kernel(large, few + ", appends", "16x64", launch="attention: 512 "), **news),
+        codes("H200", kernel(large, few + ", appends", "16x64", launch="attention: 512 "), **news, **turned),
+        codes("H200", kernel(large, few, "16x64", launch="append codes: 32 "), **two_rows, **turned),
         codes("H200", kernel(large, shared, "64x64", pipeline="3 stages"), rows=5),
-        codes("A100", kernel(small, two, "16x32", splits="13 ranges", pipeline="3 stages")),
+        codes("A100", kernel(small, few, "16x64", splits="10 ranges", pipeline="3 stages")),
         Case("H200", "decode", paged, pages, kernel(large, two, "16x32", splits="2 ranges")),
     ]
 
@@ -126,9 +129,9 @@ def general_cases() -> list[Case]:
     shared = {"shared_groups": cu, "shared_lens": lengths}
     own = kernel(large, "each warp its own keys", "16x64")
     return [
-        decode("H200", kernel(large, "scales, each warp its own keys", "16x64", splits="12 ranges"), k_scale=scale),
+        decode("H200", kernel(large, "scales, each warp its own keys", "16x64", splits="16 ranges"), k_scale=scale),
         decode("H200", kernel(large, "scales, warps share keys", "64x64"), rows=5, v_scale=scale),
-        decode("A100", kernel(large + "_small", "scales, two key heads", "16x32", splits="13 ranges"), k_scale=scale),
+        decode("A100", kernel(large + "_small", "scales, each warp its own keys", "16x64", splits="10 ranges"), k_scale=scale),
         decode("H200", kernel(large, "each warp its own keys", "16x64", launch="append: 16 "), **new),  # v_cache is a view
         decode("H200", general, shard_count=2, shard_keys=16, cache_seqlens=lengths),
         decode("H200", own, **shared),  # groups of one sequence

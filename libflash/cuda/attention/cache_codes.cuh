@@ -13,6 +13,12 @@ __device__ __forceinline__ uint32_t pair_of_halves(uint32_t halves, __nv_bfloat1
     return pack_pair(low_of(halves, __half()), high_of(halves, __half()), __nv_bfloat16());
 }
 
+// Bytes 0 and 2 of `four`, int8, as a pair of bfloat16. Their last seven bits are added to 128; from that 128 or, for a number
+// below 0, 256 are subtracted.
+__device__ __forceinline__ uint32_t bfloats_of_low_bytes(uint32_t four) {
+    return subtract_pair((four & 0x007f007fu) | 0x43004300u, (four & 0x00800080u) | 0x43004300u, __nv_bfloat16());
+}
+
 // Codes 2 * kPair and 2 * kPair + 1 of `four`. kCode: their type.
 template <CodeType kCode, int kPair, class T>
 __device__ __forceinline__ uint32_t values_of_codes(uint32_t four, T) {
@@ -27,6 +33,19 @@ __device__ __forceinline__ uint32_t values_of_codes(uint32_t four, T) {
         const uint32_t shifted = four ^ 0x80808080u;
         const auto one = [&](uint32_t order) { return float_of(select_bytes(shifted, 0x4b000000u, order)) - 8388736.0f; };
         return kPair == 0 ? pack_pair(one(0x7650), one(0x7651), T()) : pack_pair(one(0x7652), one(0x7653), T());
+    }
+}
+
+// Codes kFirst and kFirst + 2 of `four`.
+template <CodeType kCode, int kFirst, class T>
+__device__ __forceinline__ uint32_t values_of_every_second(uint32_t four, T) {
+    if constexpr (kCode == CodeType::e5m2) {
+        return pair_of_halves(select_bytes(four, 0, kFirst == 0 ? 0x2404 : 0x3414), T());
+    } else if constexpr (kCode == CodeType::int8) {
+        if constexpr (std::is_same_v<T, __half>) return halves_of_int8(four, kFirst == 0 ? 0x4240 : 0x4341);
+        return bfloats_of_low_bytes(kFirst == 0 ? four : four >> 8);
+    } else {
+        return values_of_codes<kCode, kFirst>(select_bytes(four, 0, 0x3120), T());
     }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/attention/few_rows.h"
 #include "cuda/attention/invariant_segments.h"
 #include "cuda/attention/long_sums.h"
 #include "problem/check.h"
@@ -92,8 +93,10 @@ bool DecodeSizes::has_splits_of_codes() const {
 int64_t DecodeSizes::blocks_per_multiprocessor() const {
     if (has_splits_of_codes()) {
         const int stages = decode_code_stages(config.head_dim, config.stages, false);
-        return decode_blocks_at_once(decode_code_shared_bytes(config.head_dim, config.tile_k, stages, kDecodeSlab),
-                                     device.shared_memory_bytes, config.tile_k / kDecodeSlab * 32, kDecodeThreadsOfCodes);
+        const bool few = are_few_rows(group_rows());
+        const int rows = few ? kFewRows : kDecodeSlab, threads = few ? kDecodeThreadsOfFewRows : kDecodeThreadsOfCodes;
+        return decode_blocks_at_once(decode_code_shared_bytes(config.head_dim, config.tile_k, stages, rows),
+                                     device.shared_memory_bytes, config.tile_k / kDecodeSlab * 32, threads);
     }
     const int bytes = decode_shared_bytes(config.head_dim, config.tile_k, config.stages,
                                           static_cast<int>(element_bytes(problem.dtype)), static_cast<int>(tile_q()));

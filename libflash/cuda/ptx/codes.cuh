@@ -30,13 +30,27 @@ __device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t four) {
 // Bytes of `x` by the selectors of PRMT: the byte numbers from 0 in the nibbles of `order`; 4 to 7 are those of `y`.
 __device__ __forceinline__ uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t order) { return __byte_perm(x, y, order); }
 
-// Codes 2 * kPair and 2 * kPair + 1 of int8 to a pair of halves: 1024 + 128 + x has the code x + 128 in its low byte.
+// x - y.
+__device__ __forceinline__ uint32_t subtract_pair(uint32_t x, uint32_t y, __half) {
+    uint32_t pair;
+    asm("sub.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(x), "r"(y));
+    return pair;
+}
+__device__ __forceinline__ uint32_t subtract_pair(uint32_t x, uint32_t y, __nv_bfloat16) {
+    uint32_t pair;  // y * -1 + x
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(y), "r"(0xbf80bf80u), "r"(x));
+    return pair;
+}
+
+// Two codes of int8 to a pair of halves: 1024 + 128 + x has the code x + 128 in its low byte. `order`: of the bytes, where 4 is
+// the high byte of a half.
+__device__ __forceinline__ uint32_t halves_of_int8(uint32_t four, uint32_t order) {
+    return subtract_pair(select_bytes(four ^ 0x80808080u, 0x64646464u, order), 0x64806480u, __half());
+}
+// Codes 2 * kPair and 2 * kPair + 1.
 template <int kPair>
 __device__ __forceinline__ uint32_t halves_of_int8(uint32_t four) {
-    const uint32_t shifted = select_bytes(four ^ 0x80808080u, 0x64646464u, kPair == 0 ? 0x4140 : 0x4342);
-    uint32_t pair;
-    asm("sub.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(shifted), "r"(0x64806480u));
-    return pair;
+    return halves_of_int8(four, kPair == 0 ? 0x4140 : 0x4342);
 }
 
 }  // namespace libflash::cuda

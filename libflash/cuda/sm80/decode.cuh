@@ -26,8 +26,11 @@ constexpr int most_shared_bytes(const KernelConfig& config) {
     return (config.stages == 2 || config.head_dim <= 64 ? 99 : 227) * 1024;
 }
 
-// Which keys a warp works on: those that it loaded, with one key head per thread block or two, or all keys of the tile.
-enum class Keys { own, own_of_two_heads, shared };
+// Which keys a warp works on: those that it loaded, with one key head per thread block or two, or all keys of the tile. The last
+// two: those that it loaded, for few rows over codes.
+enum class Keys { own, own_of_two_heads, shared, few_rows, few_rows_of_two_heads };
+constexpr bool are_of_few_rows(Keys keys) { return keys == Keys::few_rows || keys == Keys::few_rows_of_two_heads; }
+constexpr bool are_of_two_heads(Keys keys) { return keys == Keys::own_of_two_heads || keys == Keys::few_rows_of_two_heads; }
 
 template <class Kernel, Keys kKeys, bool kAppends = false, DecodeStorage kStorage = DecodeStorage::plain, bool kContinues = false>
 struct DecodeInstance {
@@ -39,12 +42,14 @@ struct DecodeInstance {
         return kCodes ? decode_code_stages(config.head_dim, config.stages, kKeys == Keys::shared) : config.stages;
     }
     static constexpr int kStages = stages();
-    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, kStages, kKeys == Keys::shared, kAppends,
-                        kKeys == Keys::own_of_two_heads ? 2 : 1, kStorage, DecodeRows::equal, config.head_dim, kContinues>;
+    using Body =
+        Decode<T, config.head_dim, config.tile_k / kDecodeSlab, kStages, kKeys == Keys::shared, kAppends,
+               are_of_two_heads(kKeys) ? 2 : 1, kStorage, DecodeRows::equal, config.head_dim, kContinues, are_of_few_rows(kKeys)>;
     static_assert(Body::kSharedBytes <= most_shared_bytes(config));
-    static constexpr int kMinBlocks =
-        decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads,
-                              Body::kConvertsInRegisters || kContinues ? kDecodeThreadsOfCodes : kDecodeThreads);
+    static constexpr int kMostThreads = are_of_few_rows(kKeys)                     ? kDecodeThreadsOfFewRows
+                                        : Body::kConvertsInRegisters || kContinues ? kDecodeThreadsOfCodes
+                                                                                   : kDecodeThreads;
+    static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads, kMostThreads);
 };
 
 template <class Kernel, Keys kKeys, bool kAppends, DecodeStorage kStorage, bool kContinues = false>
@@ -142,6 +147,9 @@ auto with_instance(int instance, const DoWith& do_with) {
     using No = bool_constant<false>;
     using Codes = CodesOf<Kernel>;
     using OfCodes = bool_constant<kCanAppend && Codes::value == DecodeStorage::codes>;
+    constexpr bool kHasCodes = Codes::value == DecodeStorage::codes;
+    using Few = std::integral_constant<Keys, kHasCodes ? Keys::few_rows : Keys::own>;
+    using FewOfTwo = std::integral_constant<Keys, kHasCodes && kTwoHeads ? Keys::few_rows_of_two_heads : Few::value>;
     switch (static_cast<DecodeKind>(instance)) {
         case DecodeKind::shared_keys: return do_with(Shared(), No(), Plain());
         case DecodeKind::own_keys: return do_with(Own(), No(), Plain());
@@ -155,6 +163,10 @@ auto with_instance(int instance, const DoWith& do_with) {
         case DecodeKind::own_keys_of_codes: return do_with(Own(), No(), Codes());
         case DecodeKind::own_keys_of_codes_append: return do_with(Own(), OfCodes(), Codes());
         case DecodeKind::two_heads_of_codes_append: return do_with(OwnOfTwo(), OfCodes(), Codes());
+        case DecodeKind::few_rows: return do_with(Few(), No(), Codes());
+        case DecodeKind::few_rows_append: return do_with(Few(), OfCodes(), Codes());
+        case DecodeKind::two_heads_few_rows: return do_with(FewOfTwo(), No(), Codes());
+        case DecodeKind::two_heads_few_rows_append: return do_with(FewOfTwo(), OfCodes(), Codes());
         default: return do_with(OwnOfTwo(), No(), Codes());
     }
 }

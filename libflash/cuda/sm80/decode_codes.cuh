@@ -1,8 +1,8 @@
 // Decode over a cache of 8-bit codes: a stage holds codes. Every value is exact in the type of the queries, so all products
 // have the bits of a cache of that type with the same values. Where each warp works on the keys that it loaded, codes become
-// operands of the products in registers (decode_code_products.cuh). Where warps share keys, and with rare options, each warp
-// converts the 16 keys and values that it loaded through shared memory before a tile is used. decode_scales.cuh has the
-// scales. `Body`: Decode in decode_range.cuh.
+// operands of the products in registers (decode_code_products.cuh; with few query rows decode_few_rows.cuh). Where warps share
+// keys, and with rare options, each warp converts the 16 keys and values that it loaded through shared memory before a tile is
+// used. decode_scales.cuh has the scales. `Body`: Decode in decode_range.cuh.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
@@ -75,11 +75,16 @@ struct DecodeCodes {
     }
 
     // The products of a slab, from codes in a stage.
-    using Products = DecodeCodeProducts<T, kHeadDim>;
+    using Products = std::conditional_t<Body::kHasFewRows, typename Body::Products, DecodeCodeProducts<T, kHeadDim>>;
     __device__ __forceinline__ void multiply_keys(int stage, int group) const {
-        const auto q_of = [&](int step) -> const uint32_t (&)[4] { return body.products.query_fragment(step); };
+        const char* const keys = body.stored_keys(stage, group);
         with_type([&](auto code) {
-            Products::template scores<decltype(code)::value>(body.s, body.stored_keys(stage, group), body.lane, q_of);
+            if constexpr (Body::kHasFewRows) {
+                body.products.template scores<decltype(code)::value>(body.s, keys, body.lane);
+            } else {
+                const auto q_of = [&](int step) -> const uint32_t (&)[4] { return body.products.query_fragment(step); };
+                Products::template scores<decltype(code)::value>(body.s, keys, body.lane, q_of);
+            }
         });
     }
     __device__ __forceinline__ void add_values(int stage, int group) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/decode_params.h"
+#include "cuda/attention/few_rows.h"
 #include "cuda/config.h"
 
 namespace libflash::cuda {
@@ -13,6 +14,7 @@ namespace libflash::cuda {
 //   two_heads         like own_keys, for two key heads per thread block
 //   two_heads_append  the same, and the kernel appends and rotates
 //   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only. ..._append: as above, with quantisation
+//   ..._few_rows      over codes: at most 8 query rows share a key head
 //   ..._scaled        the cache holds elements of the type of the queries, with scales
 //   ragged...         rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
 //   general...        the same for rare options of the cache (host/problem_params.h), with scales or without
@@ -38,12 +40,20 @@ enum class DecodeKind {
     two_heads_after_prefix,
     own_keys_of_codes_append,
     two_heads_of_codes_append,
-    invariant
+    invariant,
+    few_rows,
+    few_rows_append,
+    two_heads_few_rows,
+    two_heads_few_rows_append
 };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside,
-                                 DecodeStorage storage = DecodeStorage::plain) {
+                                 DecodeStorage storage = DecodeStorage::plain, bool few_rows = false) {
     const bool codes = storage == DecodeStorage::codes;
+    if (codes && few_rows) {
+        if (key_heads == 2) return appends_inside ? DecodeKind::two_heads_few_rows_append : DecodeKind::two_heads_few_rows;
+        return appends_inside ? DecodeKind::few_rows_append : DecodeKind::few_rows;
+    }
     if (storage != DecodeStorage::plain) {
         if (shares_keys) return codes ? DecodeKind::shared_keys_of_codes : DecodeKind::shared_keys_scaled;
         if (codes && appends_inside)
@@ -83,6 +93,10 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::own_keys_after_prefix: return "each warp its own keys, after shared ones";
         case DecodeKind::two_heads_after_prefix: return "two key heads, after shared keys";
         case DecodeKind::invariant: return "invariant rows";
+        case DecodeKind::few_rows: return "8-bit codes, few rows, each warp its own keys";
+        case DecodeKind::few_rows_append: return "8-bit codes, few rows, each warp its own keys, appends";
+        case DecodeKind::two_heads_few_rows: return "8-bit codes, few rows, two key heads";
+        case DecodeKind::two_heads_few_rows_append: return "8-bit codes, few rows, two key heads, appends";
         default: return "8-bit codes, general";
     }
 }

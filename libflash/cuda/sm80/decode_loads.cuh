@@ -31,8 +31,8 @@ struct DecodeLoads {
 
     __device__ __forceinline__ void load_queries() {
         for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
-            const int row = i / kChunks, chunk = i % kChunks, of_head = kHeads > 1 ? row % kDecodeSlab : row;
-            const int head_k = body.work_tile.head_k + (kHeads > 1 ? row / kDecodeSlab : 0),
+            const int row = i / kChunks, chunk = i % kChunks, of_head = kHeads > 1 ? row % Body::kQueryRows : row;
+            const int head_k = body.work_tile.head_k + (kHeads > 1 ? row / Body::kQueryRows : 0),
                       packed = body.work_tile.first_row + min(of_head, body.work_tile.rows - 1);
             const T* from = static_cast<const T*>(body.params.q.data) + body.work_tile.batch * body.params.q.batch +
                             body.tensor_row(packed) * body.params.q.row + body.query_head(head_k, packed) * body.params.q.head +
@@ -49,11 +49,15 @@ struct DecodeLoads {
 
     // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros. The first 16 lanes
     // compute the address of a key each, the others those of the values.
-    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location) {
+    // `consecutive`: keys that exist are consecutive rows of the cache, and can be read 16 bytes at a time.
+    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location, bool consecutive = false) {
         const CacheParams& cache = body.params.cache;
         const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(cache.pages);
         const uint32_t all = __ballot_sync(0xffffffffu, exists);
         if (body.lane == 0 && body.part() == 0) body.existing(stage, body.warp) = all;
+        if constexpr (Body::kHasFewRows) {
+            if (all == (1u << kDecodeSlab) - 1 && consecutive) return load_consecutive_keys(head_k, stage, location);
+        }
         const RowsParams& rows = body.lane < kDecodeSlab ? cache.k : cache.v;
         const int64_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
         const int64_t at = __shfl_sync(0xffffffffu, location.row, body.lane % kDecodeSlab);
@@ -86,6 +90,26 @@ struct DecodeLoads {
         if constexpr (Body::kHasRareOptions) {
             if (body.params.rope.channels > 0) load_rope(head_k, stage, location, all);
         }
+    }
+
+    // load_keys() of consecutive keys that all exist: addresses of rows follow from that of the first one.
+    __device__ __forceinline__ void load_consecutive_keys(int head_k, int stage, const KeyLocation& location) {
+        static_assert(kLanesPerRow == kStoredChunks);
+        const int row = body.lane / kLanesPerRow, chunk = body.lane % kLanesPerRow, first = chunk * kStoredValues;
+        // Without signs, products of 64 bits take fewer instructions.
+        const uint32_t page = __shfl_sync(0xffffffffu, location.page, 0), at = __shfl_sync(0xffffffffu, location.row, 0) + row,
+                       head = head_k;
+        const auto load = [&](const RowsParams& rows, char* to, int channels) {
+            const Stored* from =
+                static_cast<const Stored*>(rows.data) + page * rows.batch + at * rows.row + head * rows.head + first;
+#pragma unroll
+            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) {
+                cp_async_16(shared_address(to + Body::stored_offset(step * kRowsAtOnce + row, chunk)), from, first < channels);
+                from += kRowsAtOnce * rows.row;
+            }
+        };
+        load(body.params.cache.k, body.stored_keys(stage, body.warp), body.params.head_dim);
+        load(body.params.cache.v, body.stored_values(stage, body.warp), body.params.head_dim_v);
     }
 
     // The channels of k_cache. Those of k_rope_cache follow them in a tile of elements; beside codes they have their own place.

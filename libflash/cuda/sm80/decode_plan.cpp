@@ -84,7 +84,8 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     const DecodeKind kind = prefixes         ? kind_after_prefix(plan.key_heads)
                             : plan.invariant ? DecodeKind::invariant
                             : plan.ragged    ? ragged_decode_kind(codes, general)
-                                             : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
+                                             : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage,
+                                                           are_few_rows(sizes.group_rows()));
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;

@@ -43,8 +43,8 @@ struct DecodePrefix {
     using Stored = T;
     using Products = DecodeProducts<T, kHeadDim>;
     using Slab = typename Products::template Tile<kDecodeSlab>;
-    static constexpr int kChannels = kHeadDim, kValueChannels = kHeadDim, kHeadsOfBlock = 1, kParts = 1;
-    static constexpr bool kHasRareOptions = false, kCodes = false, kMayBeInKeys = false;
+    static constexpr int kChannels = kHeadDim, kValueChannels = kHeadDim, kHeadsOfBlock = 1, kParts = 1, kQueryRows = kDecodeSlab;
+    static constexpr bool kHasRareOptions = false, kCodes = false, kMayBeInKeys = false, kHasFewRows = false;
     static constexpr int kWarps = kPrefixWarps, kThreads = kWarps * 32, kTileRows = kPrefixRows;
     static constexpr int kChunkValues = 16 / sizeof(T);
     static constexpr int kTileK = kWarps * kClasses * kDecodeSlab;  // a stage has the keys of one class of them

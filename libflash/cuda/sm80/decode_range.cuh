@@ -14,6 +14,7 @@
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
+#include "cuda/attention/few_rows.h"
 #include "cuda/attention/online_softmax.cuh"
 #include "cuda/attention/ragged_keys.cuh"
 #include "cuda/attention/scores.cuh"
@@ -26,6 +27,7 @@
 #include "cuda/sm80/appended_row.cuh"
 #include "cuda/sm80/decode_codes.cuh"
 #include "cuda/sm80/decode_continued.cuh"
+#include "cuda/sm80/decode_few_rows.cuh"
 #include "cuda/sm80/decode_loads.cuh"
 #include "cuda/sm80/decode_products.cuh"
 #include "cuda/sm80/decode_results.cuh"
@@ -55,9 +57,11 @@ enum class DecodeRows { equal, any, general };
 // less than an exchange, and each has half of the channels of O.
 //
 // kContinues: the sums over keys that sequences share are in the workspace (decode_continued.cuh).
+//
+// kFewRows: at most 8 query rows of a key head, over codes (decode_few_rows.cuh).
 template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1,
           DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::equal, int kValueDim = kHeadDim,
-          bool kContinues = false>
+          bool kContinues = false, bool kFewRows = false>
 struct Decode {
     using Element = T;
     static constexpr bool kRagged = kRows != DecodeRows::equal, kHasRareOptions = kRows == DecodeRows::general;
@@ -66,9 +70,14 @@ struct Decode {
     static constexpr bool kConvertsInRegisters = kCodes && !kSharesKeys && !kHasRareOptions;
     static constexpr int kParts = decode_parts(kHeadDim);  // warps with the same rows and keys
     static_assert(kParts == 1 || (kRows == DecodeRows::general && !kScales && !kSharesKeys), "the instance of wide heads");
-    using Products = DecodeProducts<T, kHeadDim, kValueDim, kParts>;
+    static_assert(!kFewRows || kConvertsInRegisters);
+    using Products = std::conditional_t<kFewRows, DecodeFewRows<T, kHeadDim>, DecodeProducts<T, kHeadDim, kValueDim, kParts>>;
+    static constexpr bool kHasFewRows = kFewRows;
+    static constexpr int kLaneRows = kFewRows ? 1 : 2, kElements = 2 * kLaneRows;  // of s[n]: of each row two columns
+    static constexpr int kQueryRows = kFewRows ? cuda::kFewRows : kDecodeSlab;     // of a key head in shared memory
     static constexpr int kChannels = kHeadDim, kValueChannels = kValueDim, kHeadsOfBlock = kHeads;
-    static constexpr int kBlocks = kValueDim / 8 / kParts;  // blocks of 8 channels in a warp's O
+    // Blocks of a warp's O: of 8 channels and 16 rows or, with few rows, of 16 channels and 8 rows.
+    static constexpr int kBlocks = kValueDim / (kFewRows ? 16 : 8) / kParts;
     static constexpr bool kSameKeys = kSharesKeys;
     static constexpr int kThreads = kWarps * kParts * 32;
     // With kAppends.
@@ -76,7 +85,7 @@ struct Decode {
     using NewRow = std::conditional_t<kAppendsCodes, AppendedCodes<T, kHeadDim, kThreads, kHeads>,
                                       AppendedRow<T, kHeadDim, kThreads, kHeads>>;
     static constexpr int kTileK = kWarps / kHeads * kDecodeSlab;
-    static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
+    static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kQueryRows;
     static_assert(kHeads == 1 || !kSharesKeys);
     static_assert(!kRagged || (kHeads == 1 && !kAppends));
     using Range = std::conditional_t<kRagged, RaggedKeysOf<kHasRareOptions>, VisibleKeys>;
@@ -110,8 +119,9 @@ struct Decode {
                   "the host counts the same");
     static constexpr float kSlack = kDecodeSlack;
     static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
-    // Then numbers of lanes and rules of rows are computed again where they are needed.
+    // Then numbers of lanes are computed again where they are needed; rules of rows also with few rows.
     static constexpr bool kFewRegisters = kRagged && (kScales || kParts > 1) && kHeadDim > 128;
+    static constexpr bool kFindsRulesAgain = kFewRegisters || kFewRows;
     static constexpr int kDelayMinTiles = 16;  // splits with fewer tiles are not delayed: it would cost too much
 
     // The work tile of a thread block. Consecutive thread blocks take the query tiles of one key head, so that they find the keys
@@ -125,7 +135,7 @@ struct Decode {
             split = range - batch * params.splits;
             head_k = (head - range * static_cast<int>(params.by_head_groups.divisor)) * kHeads;
             first_row = (index - head * static_cast<int>(params.by_tiles.divisor)) * kTileRows;
-            rows = min(kHeads > 1 ? kDecodeSlab : kTileRows, params.seqlen_q * params.group_size - first_row);
+            rows = min(kHeads > 1 ? kQueryRows : kTileRows, params.seqlen_q * params.group_size - first_row);
         }
     };
 
@@ -135,14 +145,15 @@ struct Decode {
     std::conditional_t<kRagged, const RaggedWorkTile&, WorkTile> work_tile;
     Products products;
     float s[2][4], o[kBlocks][4];
-    float kept_maximum[2], row_sum[2];
+    float kept_maximum[kLaneRows], row_sum[kLaneRows];
     static constexpr int kValueBases = kHasRareOptions ? 2 : 1;  // of each row, or of both
     float value_base[kValueBases];                               // with kScales
+    bool scales_stay;                                            // with few rows: those of a stage are those of all keys
     bool continued = false;                                      // with kContinues: there are sums of shared keys
     // Of the lane's two rows: find_row_rules().
-    VisibleRange visible[2];
-    int diagonal[2];
-    float slope[2];
+    VisibleRange visible[kLaneRows];
+    int diagonal[kLaneRows];
+    float slope[kLaneRows];
 
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
         : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / (32 * kParts)),
@@ -248,7 +259,7 @@ struct Decode {
 
     __device__ __forceinline__ void find_row_rules(const Range& range) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < kLaneRows; ++r) {
             const int packed = packed_row(r), row = query_row(packed);
             if constexpr (kRagged) {
                 visible[r] = range.range(range.tree_bits(), row);
@@ -264,9 +275,9 @@ struct Decode {
     }
 
     __device__ __forceinline__ void prepare_rows(const Range& range) {
-        if constexpr (!kFewRegisters) find_row_rules(range);
+        if constexpr (!kFindsRulesAgain) find_row_rules(range);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < kLaneRows; ++r) {
             kept_maximum[r] = kNoScore;
             row_sum[r] = 0.0f;
         }
@@ -286,14 +297,14 @@ struct Decode {
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) rule(s[n][e], e / 2, first_key + 8 * n + lane % 4 * 2 + e % 2);
+            for (int e = 0; e < kElements; ++e) rule(s[n][e], e / 2, first_key + 8 * n + lane % 4 * 2 + e % 2);
     }
 
     // From dot products to scores in base-2 units.
     __device__ __forceinline__ void apply_rules(int first_key, const Range& range) {
         scale_and_cap_log2(params, [&](const auto& rule) { for_all_scores(first_key, rule); });
         if (params.alibi_slopes.data) {
-            if constexpr (kFewRegisters) find_row_rules(range);
+            if constexpr (kFindsRulesAgain) find_row_rules(range);
             for_all_scores(first_key, [&](float& score, int r, int key) {
                 if constexpr (kRagged) key = range.key_position(key);
                 subtract_alibi(score, slope[r], diagonal[r], key);
@@ -302,7 +313,7 @@ struct Decode {
     }
 
     __device__ __forceinline__ void mask_keys(int first_key, uint32_t exist, const Range& range) {
-        if constexpr (kFewRegisters) find_row_rules(range);
+        if constexpr (kFindsRulesAgain) find_row_rules(range);
         for_all_scores(first_key, [&](float& score, int r, int key) {
             if (key < visible[r].begin || key >= visible[r].end || !(exist >> (key - first_key) & 1)) score = -INFINITY;
         });
@@ -327,7 +338,7 @@ struct Decode {
     // With invariant rows each row decides by its own scores.
     __device__ __forceinline__ void update_max() {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < kLaneRows; ++r) {
             float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
             largest = quad_max(largest);
             if constexpr (kHasRareOptions || kContinues) {
@@ -335,15 +346,27 @@ struct Decode {
             }
             const float factor = raise_kept_maximum(kept_maximum[r], largest);
             row_sum[r] *= factor;
+            if constexpr (kFewRows) {
+                multiply_columns(factor);
+            } else {
 #pragma unroll
-            for (int n = 0; n < kBlocks; ++n) {
-                o[n][2 * r] *= factor;
-                o[n][2 * r + 1] *= factor;
+                for (int n = 0; n < kBlocks; ++n) {
+                    o[n][2 * r] *= factor;
+                    o[n][2 * r + 1] *= factor;
+                }
             }
         }
     }
 
-    // Attention of the warp's 16 rows to 16 keys from `first_key` on.
+    // With few rows: multiplies O by the factors of the query rows, of which each lane gives that of its scores.
+    __device__ __forceinline__ void multiply_columns(float factor) {
+        const float even = __shfl_sync(0xffffffffu, factor, lane % 4 * 8),
+                    odd = __shfl_sync(0xffffffffu, factor, lane % 4 * 8 + 4);
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) o[n][0] *= even, o[n][1] *= odd, o[n][2] *= even, o[n][3] *= odd;
+    }
+
+    // Attention of the warp's rows to 16 keys from `first_key` on.
     __device__ __forceinline__ void attend(int stage, int group, int first_key, const Range& range) {
         if constexpr (kFewRegisters) lane = hide_from_compiler(lane);
         const uint32_t exist = existing(stage, group);
@@ -390,12 +413,12 @@ struct Decode {
         if constexpr (kAppends) {
             new_row.rotate_queries(kHeads * work_tile.rows, [&](int n, int channel) -> T& {
                 const ExistingRow row = existing_row(n);
-                const int in_tile = row.slab * kDecodeSlab + row.in_slab;
+                const int in_tile = row.slab * kQueryRows + row.in_slab;
                 return reinterpret_cast<T*>(queries() + Slab::offset(in_tile, channel / kChunkValues))[channel % kChunkValues];
             });
             __syncthreads();
         }
-        products.load_queries(queries() + (kSharesKeys ? warp : warp % kHeads) * kSlabBytes, lane);
+        products.load_queries(queries() + (kSharesKeys ? warp : warp % kHeads) * kQueryRows * Slab::kRowBytes, lane);
     }
 
     __device__ __forceinline__ void attend_tile(int stage, int first, const Range& range) {
@@ -442,7 +465,10 @@ struct Decode {
         // Rows of any lengths over codes: the two ways to share work have different numbers of stages.
         const int stages = kRagged && kScales ? kStages : params.stages;
         const Lookup lookup = key_lookup(locations, range);
-        const bool has_table = __builtin_expect(locations.table != nullptr, false);
+        if constexpr (kFewRows) scales_stay = Scales::stay(params);
+        const bool has_pages = kFewRows && PageLookup::serves(params.cache);
+        const bool has_table = __builtin_expect(locations.table != nullptr, false) && !has_pages;
+        PageLookup pages;
         typename Lookup::FirstEntries first_entries;
         if (has_table) first_entries = lookup.load_first(stages, begin);
         const int old = range.length - params.cache.seqlen_new;
@@ -473,9 +499,14 @@ struct Decode {
                 synchronize();  // the stage is no longer read
             }
             if (loading < range.last) {
-                const KeyLocation location = lookup.look_up(stage, loading);
-                Loads{*this}.load_keys(own_head(), stage, location);
-                if constexpr (kScales) Scales{*this}.load_scales(own_head(), stage, location, first < begin);
+                const KeyLocation location =
+                    has_pages ? pages.look_up<kTileK>(locations, range, (loading - begin) / kTileK, loading + own_keys(), lane)
+                              : lookup.look_up(stage, loading);
+                Loads{*this}.load_keys(own_head(), stage, location, kFewRows && !has_table && params.vector_kv);
+                if constexpr (kScales) {
+                    if (first < begin || !kFewRows || !scales_stay)
+                        Scales{*this}.load_scales(own_head(), stage, location, first < begin);
+                }
                 if (has_table) lookup.begin(stage, loading + stages * kTileK);
             }
             if (loading == begin) Loads{*this}.load_queries();

@@ -45,19 +45,31 @@ struct DecodeResults {
                 *reinterpret_cast<float2*>(to + n * 8 + body.lane % 4 * 2) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
         }
     }
+    // With few rows a lane has channels of two rows that are not those of its scores.
+    __device__ __forceinline__ void store_columns() const {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            float* const to = part(body.warp, body.lane % 4 * 2 + e);
+#pragma unroll
+            for (int n = 0; n < Body::kBlocks; ++n)
+                *reinterpret_cast<float2*>(to + Body::Products::first_channel(n, body.lane)) =
+                    make_float2(body.o[n][e], body.o[n][e + 2]);
+        }
+    }
     // Stores the results of each warp in shared memory.
     __device__ __forceinline__ void store_partial_results() {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) body.row_sum[r] = quad_sum(body.row_sum[r]);
+        for (int r = 0; r < Body::kLaneRows; ++r) body.row_sum[r] = quad_sum(body.row_sum[r]);
         __syncthreads();  // no warp reads or writes a stage
+        if constexpr (Body::kHasFewRows) store_columns();
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < Body::kLaneRows; ++r) {
             const int row = r * 8 + body.lane / 4;
             if (body.lane % 4 == 0 && body.part() == 0) {
                 part_statistics(body.warp, row)[0] = body.kept_maximum[r];
                 part_statistics(body.warp, row)[1] = body.row_sum[r];
             }
-            store_row(part(body.warp, row) + body.part() * Body::kBlocks * 8, r);
+            if constexpr (!Body::kHasFewRows) store_row(part(body.warp, row) + body.part() * Body::kBlocks * 8, r);
         }
         __syncthreads();
     }

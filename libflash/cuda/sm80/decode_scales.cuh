@@ -22,7 +22,13 @@ struct DecodeScales {
     static constexpr int kHeadDim = Body::kChannels;
     static constexpr int kMostGroups = most_scale_groups(kHeadDim, Body::kHasRareOptions);
     static constexpr int kOfSlab = decode_slab_scales(kHeadDim, Body::kHasRareOptions);
-    static constexpr float kSmallestBase = 1.17549435e-38f;  // 2^-126
+    // Of products with few rows: P is multiplied by it, too.
+    static constexpr float weight_scale() {
+        if constexpr (Body::kHasFewRows) return Body::Products::kWeightScale;
+        return 1.0f;
+    }
+    static constexpr float kWeightScale = weight_scale();
+    static constexpr float kSmallestBase = 1.17549435e-38f * kWeightScale;  // 2^-126: the inverse times kWeightScale is finite
 
     Body& body;
 
@@ -34,20 +40,27 @@ struct DecodeScales {
         return scales(stage, group) + kMostGroups * kDecodeSlab;
     }
 
+    // Whether the scales of a stage are those of all keys.
+    static __device__ __forceinline__ bool stay(const DecodeParams& params) {
+        const auto same = [](const CacheScaleParams& scale) { return !scale.data || (scale.block == 0 && scale.row == 0); };
+        return same(params.k_scale) && same(params.v_scale);
+    }
+
     // Starts to load the scales of the keys that this warp loads to a stage. `location`: of key `lane`, in the first 16 lanes.
     // `first`: the first tile in the stage; scales that are the same for all keys stay there.
     __device__ __forceinline__ void load_scales(int head_k, int stage, const KeyLocation& location, bool first) const {
         const bool of_values = body.lane >= kDecodeSlab;
         const CacheScaleParams& scale = of_values ? body.params.v_scale : body.params.k_scale;
-        const int64_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
-        const int64_t row = __shfl_sync(0xffffffffu, location.row, body.lane % kDecodeSlab);
+        // Without signs, products of 64 bits take fewer instructions.
+        const uint32_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
+        const uint32_t row = __shfl_sync(0xffffffffu, location.row, body.lane % kDecodeSlab);
+        const uint32_t batch = body.work_tile.batch, head = head_k;
         const bool same = scale.block == 0 && scale.row == 0;
         if (!scale.data || (same && !first)) return;
         float* to = scales(stage, body.warp) + body.lane;
         if constexpr (Body::kHasRareOptions) to += of_values ? (kMostGroups - 1) * kDecodeSlab : 0;
-        const bool exists = same || static_cast<uint64_t>(page) < static_cast<uint64_t>(body.params.cache.pages);
-        const float* const from =
-            scale.data + body.work_tile.batch * scale.batch + page * scale.block + row * scale.row + head_k * scale.head;
+        const bool exists = same || page < static_cast<uint32_t>(body.params.cache.pages);
+        const float* const from = scale.data + batch * scale.batch + page * scale.block + row * scale.row + head * scale.head;
         const int groups = Body::kHasRareOptions ? scale.groups : 1;
 #pragma unroll 1
         for (int group = 0; group < groups; ++group) {
@@ -66,7 +79,7 @@ struct DecodeScales {
         for (int n = 0; n < 2; ++n) {
             const float2 scale = *reinterpret_cast<const float2*>(of_slab + 8 * n + lane % 4 * 2);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) rule(scores[n][e], e % 2 ? scale.y : scale.x);
+            for (int e = 0; e < Body::kElements; ++e) rule(scores[n][e], e % 2 ? scale.y : scale.x);
         }
     }
 
@@ -101,10 +114,12 @@ struct DecodeScales {
         } else if (body.params.v_scale.data) {
             float largest = 0.0f;
             with_scales(body.s, of_values, body.lane, [&](float&, float scale) { largest = fmaxf(largest, fabsf(scale)); });
-            largest = quad_max(largest);  // of all 16, the same in all lanes
+            if (!Body::kHasFewRows || !body.scales_stay) largest = quad_max(largest);  // of all 16, the same in all lanes
             if (largest >= 2.0f * body.value_base[0]) raise_base(largest);
-            const float factor = inverse(body.value_base[0]);
+            const float factor = inverse(body.value_base[0]) * kWeightScale;
             with_scales(body.s, of_values, body.lane, [&](float& weight, float scale) { weight *= scale * factor; });
+        } else if constexpr (kWeightScale != 1.0f) {
+            body.for_all_scores(0, [](float& weight, int, int) { weight *= kWeightScale; });
         }
         body.add_values(stage, group);
     }
@@ -163,18 +178,21 @@ struct DecodeScales {
 
     // After the last tile.
     __device__ __forceinline__ void finish() const {
-        if (!body.params.v_scale.data) return;
+        if (!body.params.v_scale.data) {
+            if constexpr (kWeightScale != 1.0f) multiply(1.0f / kWeightScale);
+            return;
+        }
         if constexpr (Body::kHasRareOptions) {
             multiply_row(0, body.value_base[0]);
             multiply_row(1, body.value_base[1]);
         } else {
-            multiply(body.value_base[0]);
+            multiply(body.value_base[0] / kWeightScale);
         }
     }
 
     __device__ __forceinline__ void multiply(float factor) const {
 #pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n)
+        for (int n = 0; n < Body::kBlocks; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) body.o[n][e] *= factor;
     }

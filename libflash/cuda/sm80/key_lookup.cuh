@@ -57,4 +57,26 @@ private:
     __device__ __forceinline__ int tile_of(int round) const { return (round * 32 + lane) / kDecodeSlab; }
 };
 
+// The same where the 16 keys of a warp are rows of one page: a lane has the page of every 32nd tile in a register.
+struct PageLookup {
+    int32_t page = -1;
+
+    static __device__ __forceinline__ bool serves(const CacheParams& cache) {
+        return cache.table && cache.page_size.divisor % kDecodeSlab == 0;
+    }
+    // `tile`: the number of the tile, which ascends from 0. `first`: the warp's first key in it.
+    template <int kTileK, class Range>
+    __device__ __forceinline__ KeyLocation look_up(const KeyLocations& locations, const Range& range, int tile, int first,
+                                                   int lane) {
+        if (tile % 32 == 0) {
+            const int key = first + lane * kTileK;
+            page = key < range.last ? locations.of(key).page : -1;
+        }
+        const int of_tile = __shfl_sync(0xffffffffu, page, tile % 32), key = first + lane;
+        if (lane >= kDecodeSlab || key < range.first || key >= range.last) return {-1, 0};
+        const int size = static_cast<int>(locations.page_size.divisor);
+        return {of_tile, key - divide(key, locations.page_size) * size};
+    }
+};
+
 }  // namespace libflash::cuda::sm80

@@ -26,10 +26,19 @@ inline uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t order) {
     return bytes;
 }
 
+// Nibbles 0 and 2 of `order` name the codes.
+inline uint32_t halves_of_int8(uint32_t four, uint32_t order) {
+    const auto value = [&](uint32_t i) { return static_cast<float>(static_cast<int8_t>(four >> 8 * i)); };
+    return pack_pair(value(order & 3), value(order >> 8 & 3), __half());
+}
 template <int kPair>
 uint32_t halves_of_int8(uint32_t four) {
-    const auto value = [&](int i) { return static_cast<float>(static_cast<int8_t>(four >> 8 * (2 * kPair + i))); };
-    return pack_pair(value(0), value(1), __half());
+    return halves_of_int8(four, kPair == 0 ? 0x4140 : 0x4342);
+}
+
+template <class T>
+uint32_t subtract_pair(uint32_t x, uint32_t y, T) {
+    return pack_pair(low_of(x, T()) - low_of(y, T()), high_of(x, T()) - high_of(y, T()), T());
 }
 
 }  // namespace libflash::cuda

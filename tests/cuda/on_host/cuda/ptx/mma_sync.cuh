@@ -23,6 +23,7 @@ void store_fragment(float (&rows)[16][16], const uint32_t (&a)[4]) {
     for (int i = 0; i < 8; ++i) rows[row + i / 2 % 2 * 8][k + i / 4 * 8 + i % 2] = half_of<T>(a[i / 2], i % 2);
 }
 
+// The sum is rounded once: on sm_90 it does not depend on the order of the 16 products.
 template <class T>
 void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
     struct Operands {
@@ -36,7 +37,9 @@ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
     emulation::wait_for_warp();
     for (int e = 0; e < 4; ++e) {
         const int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
-        for (int k = 0; k < 16; ++k) c[e] += of_warp.a[row][k] * of_warp.b[col][k];
+        double sum = c[e];
+        for (int k = 0; k < 16; ++k) sum += double{of_warp.a[row][k]} * of_warp.b[col][k];
+        c[e] = static_cast<float>(sum);
     }
     emulation::wait_for_warp();
 }

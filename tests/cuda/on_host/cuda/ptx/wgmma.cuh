@@ -65,17 +65,17 @@ struct Wgmma {
             of_warp.b[col / 2 % 4][k][col / 8 * 2 + col % 2] = element_of<T>(b, kTransposedB, col, k);
         }
     }
-    // After all lanes have converted. Terms are added in ascending order of k.
+    // After all lanes have converted. The sum is rounded once, as that of mma_m16n8k16.
     __attribute__((optimize("O3"))) static void add(float (&d)[kN / 2], const WarpOperands& of_warp, int lane, bool accumulate) {
         for (int r = 0; r < 2; ++r) {
-            float sums[kN / 4];
+            double sums[kN / 4];
             for (int j = 0; j < kN / 4; ++j) sums[j] = accumulate ? d[j / 2 * 4 + r * 2 + j % 2] : 0.0f;
             for (int k = 0; k < 16; ++k) {
-                const float left = of_warp.a[lane / 4 + r * 8][k];
+                const double left = of_warp.a[lane / 4 + r * 8][k];
                 const float* right = of_warp.b[lane % 4][k];
                 for (int j = 0; j < kN / 4; ++j) sums[j] += left * right[j];
             }
-            for (int j = 0; j < kN / 4; ++j) d[j / 2 * 4 + r * 2 + j % 2] = sums[j];
+            for (int j = 0; j < kN / 4; ++j) d[j / 2 * 4 + r * 2 + j % 2] = static_cast<float>(sums[j]);
         }
     }
     template <bool kTransposedB>
