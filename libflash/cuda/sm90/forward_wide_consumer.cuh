@@ -55,7 +55,6 @@ struct ForwardWideConsumer {
 private:
     __device__ __forceinline__ const ForwardWideWorkTile<Traits>& work_tile() const { return context.storage.work_tile; }
 
-    // Tiles are numbered in the order in which they are processed, from the last key to the first.
     __device__ __forceinline__ void add_up(State& c) const {
         const int tiles = work_tile().tiles();
         int number = c.group, pairs_left = kPairsPerSum;

@@ -21,12 +21,15 @@ struct ForwardWideSoftmax : DecodeSoftmax<Traits> {
     // From scores to P. Returns whether a kept maximum was raised.
     __device__ __forceinline__ bool exponentiate(Scores& s) {
         const bool raised = raise_maxima(s);
+        float part[2][2] = {};  // few additions to the sums, which are rounded
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
             const int r = i / 2 % 2;
             s[i] = exp2_approx(s[i] - this->kept_maximum[r]);
-            this->sum[r] += s[i];
+            part[r][i % 2] += s[i];
         }
+        this->sum[0] += part[0][0] + part[0][1];
+        this->sum[1] += part[1][0] + part[1][1];
         return raised;
     }
 

@@ -24,7 +24,8 @@ struct ForwardWideTiles {
     __device__ __forceinline__ uint32_t p() const { return v() + Traits::VTile::kBytes; }
 };
 
-// One query tile of one head. Its key tiles are counted from the last one: number n is the tile keys.end - 1 - n.
+// One query tile of one head. Its key tiles are numbered in the order in which they are processed, which is ascending: thread
+// blocks with tiles of one head then read the same keys at the same time, also under a causal mask.
 template <class Traits>
 struct ForwardWideWorkTile {
     static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
@@ -48,9 +49,9 @@ struct ForwardWideWorkTile {
         unmasked_end = max(min(keys.length_k, diagonal + keys.right + 1), 0) / kBlockN;
     }
     __device__ __forceinline__ int tiles() const { return keys.end - keys.begin; }
-    __device__ __forceinline__ int first_key_of(int number) const { return (keys.end - 1 - number) * kBlockN; }
+    __device__ __forceinline__ int first_key_of(int number) const { return (keys.begin + number) * kBlockN; }
     __device__ __forceinline__ bool is_edge(int number) const {
-        const int tile = keys.end - 1 - number;
+        const int tile = keys.begin + number;
         return tile < unmasked_begin || tile >= unmasked_end;
     }
 };
