@@ -518,7 +518,8 @@ SM90_RUNS = runs(
     lambda _: tuple((x,) for x in DISORDERS),
 )
 WIDE_SM90_RUNS = runs(
-    {name: wide_forward_sm90(*sizes) for name, sizes in WIDE_FORWARD_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
+    {name: wide_forward_sm90(*sizes) for name, sizes in WIDE_FORWARD_KERNELS_SM90.items()},
+    lambda _: tuple((x,) for x in DISORDERS),
 )
 PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}, lambda _: tuple((x,) for x in DISORDERS))
 DECODE_SM90_RUNS = runs(

@@ -1,5 +1,6 @@
 // Forward for sm_90a with more than 256 channels. A thread block has one query tile of one head: two consumer warpgroups with the
-// same 64 rows and half of the channels of O each (forward_wide_consumer.cuh), and two producer warps (forward_wide_producer.cuh).
+// same 64 rows and half of the channels of O each (forward_wide_consumer.cuh), and two warps that load
+// (forward_wide_producer.cuh).
 #pragma once
 
 #include "cuda/attention/launch_dependent.cuh"

@@ -26,7 +26,8 @@ private:
 
     __device__ __forceinline__ void load_queries_and_keys() const {
         const ForwardWideWorkTile<Traits>& work = work_tile();
-        const int chunks = used_chunks<Traits>(context.params), tiles = work.tiles(), row = work.q_rows.start + work.keys.first_row;
+        const int chunks = used_chunks<Traits>(context.params), tiles = work.tiles(),
+                  row = work.q_rows.start + work.keys.first_row;
         const MBarrier q_full = context.storage.full_of_q();
         q_full.arrive_and_expect(chunks * QTile::kChunkBytes);
 #pragma unroll 1
