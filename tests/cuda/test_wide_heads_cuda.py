@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"window_size": (40, 10), "softcap": 20.0},
+    "top-left": {"seqlen_q": 200, "seqlen_k": 150, "causal": True, "causal_align": "top_left", "sink": True},
     "alibi": {"alibi": "bh", "causal": True, "sink": True, "dlse": True},
     "bias": {"bias": "bhqk"},
     "broadcast bias": {"bias": "hq"},
