@@ -3,8 +3,9 @@
 // tile of its own, a warpgroup
 //
 //   computes S = Q K^T,
-//   adds P V of the tile before, whose P the other warpgroup has left in shared memory, while it turns S into P,
-//   leaves its P there, and adds its own P V.
+//   adds P V of the tile before, whose P the other warpgroup has left in shared memory, while it turns S into P
+//   and leaves that there,
+//   adds its own P V.
 //
 // While a warpgroup waits or computes P, the tensor cores work for the other one. Both process the tiles in one order, so that
 // they have the same kept maxima.
@@ -62,6 +63,7 @@ private:
         if (number == 0) {
             compute_scores(c, number);
             compute_probabilities(c, number);
+            publish(c, number);
             add_own_values(c, number, false);
             number += 2;
         }
@@ -70,6 +72,7 @@ private:
             compute_scores(c, number);
             begin_values_of_other(c, number - 1);
             const bool raised = compute_probabilities(c, number);
+            publish(c, number);
             c.softmax.finish_before_wait();
             finish_values(c);
             add_own_values(c, number, raised);
@@ -154,7 +157,8 @@ private:
     // Issues o += P V for a tile whose P the other warpgroup has computed.
     __device__ __forceinline__ void begin_values_of_other(State& c, int number) const {
         named_barrier_wait(kReadyBarrier + 1 - c.group, Traits::kConsumers);
-        const float* const raised = context.storage.maximum + 16 * c.warp + c.lane / 4;
+        const int buffer = number % Traits::kPBuffers;
+        const float* const raised = context.storage.maximum[buffer] + 16 * c.warp + c.lane / 4;
         if (c.softmax.take_maxima(raised[0], raised[8])) rescale(c);
         const uint32_t v = values(c, number);
         wgmma_fence();
@@ -163,7 +167,7 @@ private:
 #pragma unroll
             for (int step = 0; step < kBlockN / 16; ++step)
                 Wgmma<T, Traits::kPiece>::template multiply_shared<true>(
-                    c.o[piece], PTile::k_major_operand(context.tiles.p(), step), operand(v, piece, step), true);
+                    c.o[piece], PTile::k_major_operand(context.tiles.p(buffer), step), operand(v, piece, step), true);
             wgmma_commit();
         }
     }
@@ -177,9 +181,8 @@ private:
         for (int piece = 0; piece < kPieces; ++piece) wgmma_fence_operand(c.o[piece]);
     }
 
-    // Leaves P for the other warpgroup, and adds P V of the own tile.
+    // Adds P V of the own tile.
     __device__ __forceinline__ void add_own_values(State& c, int number, bool raised) const {
-        publish(c);
         if (raised) rescale(c);
         const uint32_t v = values(c, number);
         wgmma_fence();
@@ -192,12 +195,14 @@ private:
         }
         finish_values(c);
     }
-    __device__ __forceinline__ void publish(State& c) const {
-        wait_for_group(c);  // no warp reads P of the tile before any more
+    // Leaves P for the other warpgroup. The buffer is free: this warpgroup itself was the last to read it, before it waited for P
+    // of the tile before.
+    __device__ __forceinline__ void publish(const State& c, int number) const {
+        const int buffer = number % Traits::kPBuffers;
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)
-            PTile::store_fragment(context.tiles.p(), 16 * c.warp, 2 * step, c.lane, c.p[step]);
-        float* const maximum = context.storage.maximum + 16 * c.warp + c.lane / 4;
+            PTile::store_fragment(context.tiles.p(buffer), 16 * c.warp, 2 * step, c.lane, c.p[step]);
+        float* const maximum = context.storage.maximum[buffer] + 16 * c.warp + c.lane / 4;
         if (c.lane % 4 == 0) maximum[0] = c.softmax.kept_maximum[0], maximum[8] = c.softmax.kept_maximum[1];
         fence_shared_for_async();
         __syncwarp();

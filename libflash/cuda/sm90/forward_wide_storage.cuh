@@ -21,7 +21,9 @@ struct ForwardWideTiles {
     __device__ __forceinline__ explicit ForwardWideTiles(const char* memory) : q(shared_address(memory)) {}
     __device__ __forceinline__ uint32_t k() const { return q + Traits::QTile::kBytes; }
     __device__ __forceinline__ uint32_t v() const { return k() + Traits::KTile::kBytes; }
-    __device__ __forceinline__ uint32_t p() const { return v() + Traits::VTile::kBytes; }
+    __device__ __forceinline__ uint32_t p(int buffer) const {
+        return v() + Traits::VTile::kBytes + buffer * Traits::PTile::kBytes;
+    }
 };
 
 // One query tile of one head. Its key tiles are numbered in the order in which they are processed, which is ascending: thread
@@ -64,7 +66,7 @@ struct ForwardWideStorage {
     uint64_t k_full[Traits::kGroups][Traits::kChunks], k_empty[Traits::kChunks];
     uint64_t v_full[Traits::kAllPieces], v_empty[Traits::kAllPieces];
     ForwardWideWorkTile<Traits> work_tile;
-    float maximum[Traits::kBlockM];  // the kept maxima with which the last P was computed
+    float maximum[Traits::kPBuffers][Traits::kBlockM];  // the kept maxima with which P was computed
     float sums[Traits::kGroups][Traits::kBlockM];
 
     // One thread calls it.

@@ -32,7 +32,10 @@ struct ForwardWideTraits {
     static constexpr int kPieces = 2, kPiece = kHalf / kPieces, kPieceChunks = kPiece / VTile::kChunkCols;
     static constexpr int kPieceBytes = kPieceChunks * VTile::kChunkBytes, kAllPieces = kGroups * kPieces;
     static_assert(kPieceChunks * VTile::kChunkCols == kPiece);
-    static constexpr int kTileBytes = QTile::kBytes + KTile::kBytes + VTile::kBytes + PTile::kBytes;
+    // While a warpgroup publishes P of a tile, it may still read P of the tile before, and the other warpgroup that of the one
+    // before that.
+    static constexpr int kPBuffers = 3;
+    static constexpr int kTileBytes = QTile::kBytes + KTile::kBytes + VTile::kBytes + kPBuffers * PTile::kBytes;
 };
 
 }  // namespace libflash::cuda::sm90
