@@ -135,5 +135,6 @@ def test_every_kernel_has_its_file():
         if line and not line.startswith("#")
     ]
     assert kernels
-    for operation, where, *_ in kernels:
-        assert (ROOT / "libflash" / "cuda" / where / f"{operation}.cuh").is_file()
+    for operation, where, *_, marks in kernels:
+        code = next((f"{operation}_{mark}" for mark in ("statistics", "wide") if mark in marks.split(",")), operation)
+        assert (ROOT / "libflash" / "cuda" / where / f"{code}.cuh").is_file()

@@ -87,6 +87,15 @@ def test_float64_has_headers_of_its_own(cmake, tmp_path):
     assert '#include "cuda/sm80/backward_tangent_f64.cuh"' in text
 
 
+def test_wide_forward_of_sm90_has_a_header_of_its_own(cmake, tmp_path):
+    units, _ = cmake()
+    assert units["forward_sm90_bf16_f16_d512"][1] == "sm90_wide"
+    for folder, code in (("sm90", "forward_wide"), ("sm80", "forward")):
+        text = (tmp_path / "with spaces" / "generated" / f"forward_{folder}_bf16_f16_d512.cu").read_text()
+        assert f'#include "cuda/{folder}/{code}.cuh"' in text
+        assert f"return launch_{code}<" in text
+
+
 def test_statistics_have_headers_of_their_own(cmake, tmp_path):
     units, _ = cmake(versions="set(versions_f64 80)\nset(versions_forward_statistics 80)")
     assert units["forward_sm80_bf16_f16_d64_statistics"][1] == units["forward_sm80_f64_d128_statistics"][1] == "sm80_statistics"

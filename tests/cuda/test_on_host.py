@@ -221,6 +221,12 @@ FORWARD_KERNELS_SM90_WITH_LONG_SUMS = {
     "bf16-192x128-sums": ("bf16_", 192, 128, "128, 128", 2, 32),
     "f16-256-sums": ("f16_", 256, 256, "128, 64", 2, 128),
 }
+# The same with more than 256 channels.
+WIDE_FORWARD_KERNELS_SM90 = {
+    "bf16-512": ("bf16_", 512, 512, "64, 64", 1),
+    "f16-512": ("f16_", 512, 512, "64, 64", 1),
+    "f16-512-sums": ("f16_", 512, 512, "64, 64", 1, 128),
+}
 # The same for prefill, of which only the tiles of head_dim 64 differ.
 PREFILL_KERNELS = FORWARD_KERNELS_SM90 | {
     "bf16-64": ("bf16_", 64, 64, "128, 128", 4),
@@ -428,6 +434,11 @@ def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: 
     return Program("forward_sm90.cpp", headers, tuple(defines.items()))
 
 
+def wide_forward_sm90(*sizes: Any) -> Program:
+    program = forward_sm90(*sizes)
+    return program._replace(headers=("sm90/forward_wide.cuh",), defines=(*program.defines, ("WIDE_HEADS", 1)))
+
+
 def forward_statistics(dtype: str, head_dim: int, tile: str, keys_per_sum: int) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile, "LIBFLASH_KEYS_PER_SUM": keys_per_sum}
     defines["__CUDA_ARCH__"] = 800  # the only PTX version of these kernels
@@ -537,6 +548,10 @@ PREFIX_RUNS = runs(
 CACHE_WRITE_RUNS = runs({dtype: cache_write(f"{dtype}_") for dtype in ("f16", "bf16", "f32")}, lambda _: ((),))
 SM90_RUNS = runs(
     {name: forward_sm90(*sizes) for name, sizes in (FORWARD_KERNELS_SM90 | FORWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
+    lambda _: tuple((x,) for x in DISORDERS),
+)
+WIDE_SM90_RUNS = runs(
+    {name: wide_forward_sm90(*sizes) for name, sizes in WIDE_FORWARD_KERNELS_SM90.items()},
     lambda _: tuple((x,) for x in DISORDERS),
 )
 PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}, lambda _: tuple((x,) for x in DISORDERS))
@@ -741,6 +756,11 @@ def test_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == 32
 
 
+@pytest.mark.parametrize("run", WIDE_SM90_RUNS)
+def test_wide_forward_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 26  # those without block masks, and two of narrower heads
+
+
 @pytest.mark.parametrize("run", STATISTICS_RUNS)
 def test_statistics_against_double(output: Callable[[Run], str], run: Run) -> None:
     dropout = run.arguments[1] & 4  # without a comparison of out
@@ -787,7 +807,7 @@ def test_backward_sm90_has_the_same_bits_in_a_fixed_order(output: Callable[[Run]
 def test_tiles_are_those_of_kernels_table() -> None:
     """The tiles and stages of sm90 and of tangents above are those of the library."""
     table = (ROOT / "libflash/cuda/kernels.table").read_text()
-    forward = [*FORWARD_KERNELS_SM90.values(), *FORWARD_KERNELS_SM90_WITH_LONG_SUMS.values()]
+    forward = [*FORWARD_KERNELS_SM90.values(), *FORWARD_KERNELS_SM90_WITH_LONG_SUMS.values(), *WIDE_FORWARD_KERNELS_SM90.values()]
     decode = DECODE_KERNELS_SM90.values()
     for operation, kernels in (("forward", forward), ("prefill", PREFILL_KERNELS.values()), ("decode", decode)):
         for dtype, head_dim, head_dim_v, tile, stages, *_ in kernels:

@@ -40,11 +40,17 @@ def forward_cases() -> list[Case]:
         for name, dtype in NAMES.items():
             small = device in SMALL
             expected = kernel(f"forward_sm80_{name}_d512" + "_small" * small, "general", "32x32" if small else "64x32")
+            if device == "H200":
+                expected = kernel(f"forward_sm90_{name}_d512", "wide heads", "64x64", launch="attention: 512 ")
             cases.append(attention(device, 512, expected, dtype=dtype))
     expected = kernel("forward_sm80_bf16_d512", "general", "64x32", schedule="static")
-    options: list[dict[str, Any]] = [{"softcap": 3.0}, {"block_mask": BLOCKS}, {"mask": MASK}]
+    options: list[dict[str, Any]] = [{"block_mask": BLOCKS}, {"mask": MASK}]
     cases += [attention("H200", 264, expected, **some) for some in options]
-    cases += [attention("A100", 257, expected), attention("H200", 64, expected, head_dim_v=320)]
+    cases += [attention("A100", 257, expected), attention("H200", 257, expected)]
+    expected = kernel("forward_sm90_bf16_d512", "wide heads", "64x64", schedule="static")
+    options = [{"softcap": 3.0}, {"softmax_scale": -1.0, "flags": abi.SCALE}, {"flags": abi.CAUSAL}, {"head_dim_v": 64}]
+    cases += [attention("H200", 264, expected, **some) for some in options]
+    cases += [attention("H200", 64, expected, head_dim_v=320)]
     return cases
 
 
@@ -156,6 +162,39 @@ def test_long_sums_are_kept_in_the_workspace(lib: c.CDLL, head_dim: int) -> None
     q, k = tensor(1, 1000, 16, head_dim), tensor(1, 32769, 16, head_dim)
     plan = plan_lines(lib, "A100", "forward", (q, k, k))
     assert (plan["instance"], plan["workspace"]) == (["general, long sums"], [f"{16 * 16 * 64 * (512 + 32) * 4} bytes"])
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("f16", 32768), ("bf16", 131072)])
+def test_long_sums_on_sm90(lib: c.CDLL, dtype: str, most: int) -> None:
+    """Only with more keys than accumulators can add up. As many thread blocks at once as have memory."""
+    memory = 16 * 132 * 64 * (512 + 32) * 4
+    for keys, workspace in ((most, "0 bytes"), (most + 1, f"{memory} bytes")):
+        q, k = tensor(1, 10000, 16, 512, dtype=NAMES[dtype]), tensor(1, keys, 16, 512, dtype=NAMES[dtype])
+        plan = plan_lines(lib, "H200", "forward", (q, k, k))
+        assert (plan["kernel"][0].partition(",")[0], plan["workspace"]) == (f"forward_sm90_{dtype}_d512", [workspace])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"mask": MASK}, "mask: the kernel does not know it"),
+        ({"bias": SCORES}, "bias: the kernel does not know it"),
+        ({"alibi_slopes": SLOPES}, "alibi_slopes: the kernel does not know it"),
+        ({"block_mask": BLOCKS}, "block_mask: the kernel does not know it"),
+        ({"dropout_p": 0.5}, "dropout_p: the kernel does not know it"),
+        ({"head_dim": 333}, "q: its address and its strides must be multiples of 16 bytes for it, and not negative"),
+        ({"head_dim_v": 301}, "v: its address and its strides must be multiples of 16 bytes for it, and not negative"),
+    ],
+)
+def test_what_forward_on_sm90_lacks(lib: c.CDLL, options: dict[str, Any], reason: str) -> None:
+    """The sm80 kernel takes the call, and explain says why."""
+    lib.describe(*DEVICES["H200"])
+    given = {"head_dim": 320, **options}
+    case = attention("H200", given.pop("head_dim"), {}, **given)
+    text = explain(lib, "forward", case.arrays, **case.options)
+    assert "forward_sm80_bf16_d512, backend sm80" in text
+    named = text.partition(f"{reason}\n")[2].partition("\nnot ")[0]  # the kernels with this reason
+    assert "forward_sm90_bf16_d512" in named
 
 
 @pytest.mark.parametrize(

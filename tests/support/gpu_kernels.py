@@ -96,6 +96,12 @@ def lacks_rare_options(kernel: dict, case: Case, dims: set[int]) -> bool:
     return kernel["head_dim"] > 128 and bool(scattered or case.softcap or case.dropout_p or case.alibi is not None)
 
 
+def lacks_for_wide_heads(case: Case) -> bool:
+    """Whether forward for sm90 with more than 256 channels lacks an option of the case."""
+    given = any(x is not None for x in (case.bias, case.mask, case.alibi, case.block_mask))
+    return given or bool(case.dropout_p)
+
+
 def lacks_ordered_blocks(kernel: dict, case: Case, dims: set[int]) -> bool:
     """Whether backward for sm90 has no fixed order with a block mask: the kernel, or the narrowest one for the case."""
     rare = case.bias is not None or case.mask is not None or case.softcap or case.dropout_p or case.alibi is not None
@@ -120,7 +126,7 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
     if kernel["name"].endswith("_statistics"):
         return not has_rare_options(case) and (case.softmax_scale is None or case.softmax_scale > 0)
     if kernel["operation"] != "backward":
-        return True
+        return kernel["head_dim"] <= 256 or not lacks_for_wide_heads(case)
     if deterministic and case.block_mask is not None and lacks_ordered_blocks(kernel, case, dims):
         return False
     return not lacks_rare_options(kernel, case, dims)

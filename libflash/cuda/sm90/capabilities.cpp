@@ -30,12 +30,16 @@ const char* tensor_tma_cannot_read(const AttentionProblem& p) {
     return p.backward && !tma_reads(p.dout) ? "dout" : nullptr;
 }
 
+}  // namespace
+
 bool tma_reads_all(const AttentionProblem& p, std::string* why) {
     const char* tensor = tensor_tma_cannot_read(p);
     if (tensor && why)
         *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
     return !tensor;
 }
+
+namespace {
 
 // Whether the kernel adds to dq in a fixed order under a block mask. Where the narrowest kernel of the problem does not, no wider
 // one takes its place: it would pad every tile.
@@ -109,6 +113,7 @@ bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
     if (config.operation == Operation::forward && !agrees_on_statistics(config, problem, why)) return false;
     if (!has_no_shard_options(problem, why)) return false;
+    if (config.head_dim > 256) return supports_wide_forward(problem, why);
     return config.operation == Operation::backward ? supports_backward(config, problem, why)
                                                    : supports_forward(config, problem, why);
 }

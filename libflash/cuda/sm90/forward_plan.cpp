@@ -34,6 +34,7 @@ ScheduleParams schedule_of(const ForwardPlan& plan, const AttentionProblem& prob
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
     check_sizes(problem);
     const KernelConfig& config = kernel.config;
+    if (config.head_dim > 256) return plan_wide_forward(kernel, problem, device);
     ForwardPlan plan;
     plan.vector_loads = loads_in_vectors(problem);
     plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));

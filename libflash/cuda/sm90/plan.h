@@ -8,6 +8,7 @@
 namespace libflash::cuda::sm90 {
 
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
+ForwardPlan plan_wide_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 
 DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device,
@@ -28,8 +29,13 @@ bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, s
 bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why);
 
+// The same of forward with more than 256 channels, which has kernels of its own.
+bool supports_wide_forward(const AttentionProblem& problem, std::string* why);
+
 // Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
 // bytes.
 bool tma_reads(const TensorView& tensor);
+// The same of all tensors that the kernels of a problem read by TMA; if not, `why` as in problem/check.h.
+bool tma_reads_all(const AttentionProblem& problem, std::string* why);
 
 }  // namespace libflash::cuda::sm90
