@@ -133,10 +133,11 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
     if (error != cudaSuccess) return error;
     if constexpr (sm90::has_values_in_keys(Kernel::config)) {
         error = sm90::launch_attention<Kernel>(plan, params, cuda_stream);
+        return error != cudaSuccess ? error : launch_combine<Kernel, T>(plan, params, cuda_stream);
     } else {
         error = sm90::launch_decode_rows<Kernel>(plan, params, cuda_stream);
+        return error != cudaSuccess ? error : sm90::launch_combine_rows<Kernel>(plan, params, cuda_stream);
     }
-    return error != cudaSuccess ? error : launch_combine<Kernel, T>(plan, params, cuda_stream);
 }
 
 }  // namespace libflash::cuda

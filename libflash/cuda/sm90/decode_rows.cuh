@@ -124,6 +124,15 @@ int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaS
                                                            : launch_decode_rows<Kernel, 1>(plan, params, stream);
 }
 
+// The results have the type of the queries.
+template <class Kernel>
+int launch_combine_rows(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
+    if (plan.combine.blocks == 0) return cudaSuccess;
+    using T = ElementOf<Kernel::config.dtype>;
+    return launch_dependent(combine_kernel<Kernel, T, T>, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes,
+                            stream, plan.dependent_launch, params);
+}
+
 template <class Kernel>
 constexpr KernelResources resources_of_decode_rows(int instance) {
     using One = DecodeRowsTraits<Kernel, 1>;

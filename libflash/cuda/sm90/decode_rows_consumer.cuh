@@ -33,7 +33,7 @@ struct DecodeRowsConsumer {
     // `warp`: of all consumers.
     __device__ __forceinline__ void run(int warp) const {
         State c;
-        c.group = warp / 4, c.warp = warp % 4, c.lane = static_cast<int>(threadIdx.x & 31);
+        c.group = Traits::kGroups > 1 ? warp / 4 : 0, c.warp = warp % 4, c.lane = static_cast<int>(threadIdx.x & 31);
         c.row = c.group * Traits::kGroupRows + 16 * c.warp + c.lane / 4;
         load_queries(c);
         c.softmax.clear();

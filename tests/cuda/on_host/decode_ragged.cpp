@@ -5,7 +5,8 @@
 // trees (0: none, 1: for all sequences, 2: for some of them); 6 the window on the left (-1: none); 7 whether there are softcap,
 // ALiBi and sinks; 8 the query rows of each sequence (0: packed rows); 9 sequences without rows before the others; 10 whether
 // the mask is causal; 11 whether copies complete late; 12 the disorder of the warps; 13 the query rows from which on a sequence
-// is that of the prefill kernel of sm90 (0: none is).
+// is that of the prefill kernel of sm90 (0: none is). With DECODE_SM90 the kernel is that of sm90 for many rows; GROUP: query heads
+// of a key head.
 // Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
@@ -22,17 +23,26 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
+#ifdef DECODE_SM90
+namespace folder = sm90;
+#define FOLDER "sm90"
+#else
+namespace folder = sm80;
+#define FOLDER "sm80"
+#endif
+#ifndef GROUP
+#define GROUP 3
+#endif
 struct DecodeKernel {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80", KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
+    static constexpr KernelConfig config{"decode", Operation::decode, FOLDER, KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
 };
 using T = ElementOf<DecodeKernel::config.dtype>;
 #ifdef PREFILL_TILE
 struct PrefillRow {
-    static constexpr KernelConfig config{"prefill", Operation::prefill, "sm90",       KernelType::DTYPE,
-                                         HEAD_DIM,  HEAD_DIM,           PREFILL_TILE, ""};
+    static constexpr KernelConfig config{"prefill", Operation::prefill, "sm90", KernelType::DTYPE, KERNEL_DIMS, PREFILL_TILE, ""};
 };
 #endif
-constexpr int kDim = HEAD_DIM, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
+constexpr int kDim = HEAD_DIM, kHeadsK = 2, kGroup = GROUP, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
 constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPositions = 260, kUnused = 2, kMost = 8;
 // One row of the fifth sequence fits, none of the sixth.
 constexpr int kCached[kMost] = {127, 0, 50, 77, 199, 200, 1, 130};
@@ -299,7 +309,7 @@ int main(int, char** argv) {
     kernel.decode = launch_decode<DecodeKernel>;
     DeviceProperties device;
     device.arch = 90, device.multiprocessors = 64, device.shared_memory_bytes = 227 << 10;
-    const cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, prefill_of(c, problem, device));
+    const cuda::DecodePlan plan = folder::plan_decode(kernel, problem, device, prefill_of(c, problem, device));
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
     late_copies = c.late != 0;
