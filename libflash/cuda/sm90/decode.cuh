@@ -1,5 +1,5 @@
-// Decode for sm_90a: the kernel for values that are the first channels of the keys (MLA), and the launches, also of the kernel for
-// many rows of other heads (decode_rows.cuh). Rows are appended and splits combined by the kernels of sm80.
+// Decode for sm_90a: the kernel for values that are the first channels of the keys (MLA), and the launches, also of the kernel
+// for many rows of other heads (decode_rows.cuh). Rows are appended and splits combined by the kernels of sm80.
 //
 // MLA: a few query rows of each sequence, of all query heads that share a key head, against its KV cache. A key tile is loaded
 // once, by TMA, and serves as K and as V.

@@ -57,7 +57,8 @@ bool has_the_values_in_the_keys(const KernelConfig& config, const DecodeProblem&
 bool has_many_rows(const DecodeProblem& problem, std::string* why) {
     const int64_t rows = mean_rows(problem) * problem.group_size();
     if (problem.request.kernel || problem.request.backend || rows >= kFewestDecodeRows) return true;
-    return reject(why, "q: must have at least ", kFewestDecodeRows, " rows for each key head, unless it is requested (", rows, ")");
+    return reject(why, "q: must have at least ", kFewestDecodeRows, " rows for each key head, unless it is requested (", rows,
+                  ")");
 }
 
 }  // namespace

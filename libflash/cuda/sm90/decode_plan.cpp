@@ -1,5 +1,5 @@
-// The plans of the sm_90a decode kernels. Both take rows of any lengths. That for values in the keys takes all rows of a call; that
-// for many rows leaves long chunks to the prefill kernel.
+// The plans of the sm_90a decode kernels. Both take rows of any lengths. That for values in the keys takes all rows of a call;
+// that for many rows leaves long chunks to the prefill kernel.
 #include <algorithm>
 
 #include "cuda/host/decode_plan.h"

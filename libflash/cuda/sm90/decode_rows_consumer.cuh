@@ -1,6 +1,6 @@
-// A consumer warpgroup of the sm_90a decode kernel for many rows. It has 64 rows of the work tile, with Q, P and O in registers, and
-// goes through all tiles of keys: S = Q K^T, the softmax, O += P V. One after the other: what limits the kernel is the memory, and
-// another warpgroup of the multiprocessor multiplies meanwhile.
+// A consumer warpgroup of the sm_90a decode kernel for many rows. It has 64 rows of the work tile, with Q, P and O in registers,
+// and goes through all tiles of keys: S = Q K^T, the softmax, O += P V. One after the other: what limits the kernel is the memory,
+// and another warpgroup of the multiprocessor multiplies meanwhile.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"
@@ -35,6 +35,7 @@ struct DecodeRowsConsumer {
         State c;
         c.group = Traits::kGroups > 1 ? warp / 4 : 0, c.warp = warp % 4, c.lane = static_cast<int>(threadIdx.x & 31);
         c.row = c.group * Traits::kGroupRows + 16 * c.warp + c.lane / 4;
+        if (Traits::kGroups > 1 && c.group * Traits::kGroupRows >= work_tile().rows.rows) return skip_tiles(c.lane);
         load_queries(c);
         c.softmax.clear();
 #pragma unroll
@@ -54,6 +55,24 @@ struct DecodeRowsConsumer {
 
 private:
     __device__ __forceinline__ const DecodeWorkTile& work_tile() const { return context.storage.work_tile; }
+
+    // Of a warpgroup without rows: only releases what the producer loads.
+    __device__ __forceinline__ void skip_tiles(int lane) const {
+        PipelineState<Traits::kStages> k(context.storage.k), v(context.storage.v);
+        const int tiles = work_tile().tiles;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            k.wait_full();
+            release(k, lane);
+            v.wait_full();
+            release(v, lane);
+        }
+    }
+
+    __device__ __forceinline__ static void release(PipelineState<Traits::kStages>& state, int lane) {
+        if (arrives_for_warp(lane)) state.empty().arrive();
+        state.advance();
+    }
 
     // Fragments of Q, as an A operand in registers. Rows and channels that do not exist are zeros.
     __device__ __forceinline__ void load_queries(State& c) const {
@@ -87,8 +106,7 @@ private:
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_fence_operand(c.s);
-        if (arrives_for_warp(c.lane)) k.empty().arrive();
-        k.advance();
+        release(k, c.lane);
         return absent;
     }
 
@@ -106,8 +124,8 @@ private:
         Softmax::round(c.s, c.p);
     }
 
-    // Values of keys outside the split may be NaN or infinity, and products multiply these by 0. Each warpgroup zeroes all of them,
-    // so that none waits for another.
+    // Values of keys outside the split may be NaN or infinity, and products multiply these by 0. Each warpgroup zeroes all of
+    // them, so that none waits for another.
     __device__ __forceinline__ void zero_values(const State& c, int tile, int stage) const {
         const int first_key = work_tile().begin + tile * kBlockN;
         const int before = work_tile().first - first_key, count = work_tile().last - first_key;
@@ -132,8 +150,7 @@ private:
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
-        if (arrives_for_warp(c.lane)) v.empty().arrive();
-        v.advance();
+        release(v, c.lane);
     }
 };
 

@@ -1,5 +1,5 @@
-// The shared memory of the sm_90a decode kernel for many rows: first the stages of K and V, then barriers, the work tile, and what
-// is known of its rows.
+// The shared memory of the sm_90a decode kernel for many rows: first the stages of K and V, then barriers, the work tile, and
+// what is known of its rows.
 #pragma once
 
 #include "cuda/sm90/decode_rows_traits.cuh"

@@ -15,7 +15,7 @@ struct DecodeRowsTraits {
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
     static constexpr int kGroups = kWarpgroups, kGroupRows = 64;
     static constexpr int kBlockM = kGroups * kGroupRows, kBlockN = config.tile_k;
-    static_assert(config.tile_q == kGroupRows && kBlockN == 64, "a product of a warpgroup has 64 rows; bits of 64 keys of a tree");
+    static_assert(config.tile_q == kGroupRows && kBlockN == 64, "rows of a product; bits of a tree");
     // The producer is one warp, after the consumers. There are registers for all without setmaxnreg.
     static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 32;
     static constexpr int kStages = decode_rows_stages(config, kGroups), kBlocksAtOnce = decode_rows_blocks_at_once(kGroups);

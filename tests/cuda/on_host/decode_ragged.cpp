@@ -5,8 +5,8 @@
 // trees (0: none, 1: for all sequences, 2: for some of them); 6 the window on the left (-1: none); 7 whether there are softcap,
 // ALiBi and sinks; 8 the query rows of each sequence (0: packed rows); 9 sequences without rows before the others; 10 whether
 // the mask is causal; 11 whether copies complete late; 12 the disorder of the warps; 13 the query rows from which on a sequence
-// is that of the prefill kernel of sm90 (0: none is). With DECODE_SM90 the kernel is that of sm90 for many rows; GROUP: query heads
-// of a key head.
+// is that of the prefill kernel of sm90 (0: none is). With DECODE_SM90 the kernel is that of sm90 for many rows; GROUP: the query
+// heads of a key head.
 // Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
@@ -48,6 +48,7 @@ constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPositions = 260, kUnu
 constexpr int kCached[kMost] = {127, 0, 50, 77, 199, 200, 1, 130};
 constexpr int kRows[kMost] = {1, 3, 0, 40, 2, 9, 1, 0}, kOtherNews[kMost] = {0, 5, 3, 20, 3, 1, 2, 0};
 constexpr double kRounding = sizeof(T) == 4 ? 0x1p-21 : (std::is_same<T, __half>::value ? 0x1p-11 : 0x1p-8);
+constexpr double kSmallest = std::is_same<T, __half>::value ? 0x1p-25 : 0;  // half of the smallest number
 constexpr double kScale = 0.2, kSoftcap = 5;
 constexpr float kUntouched = 7;
 
@@ -250,7 +251,8 @@ struct Problem {
         const double lse_limit = c.score_options ? 1e-4 : 1e-5;  // tanh is approximate
         double worst = total == 0 ? (got == -INFINITY ? 0 : INFINITY) : std::fabs(got - std::log(total)) / lse_limit;
         for (int e = 0; e < kDim; ++e) {
-            const double exact = sum == 0 ? 0 : o[e] / total, limit = sum == 0 ? 1e-30 : 8 * kRounding * size[e] / total;
+            const double exact = sum == 0 ? 0 : o[e] / total;
+            const double limit = sum == 0 ? 1e-30 : 8 * kRounding * size[e] / total + kSmallest;
             const double error = std::fabs(wide(out[row + e]) - exact) / (limit + (c.score_options ? 1e-4 * size[e] / total : 0));
             worst = error <= worst ? worst : error;  // NaN is the worst
         }
