@@ -30,7 +30,7 @@ from decode_cases import DecodeCase
 from dlpack_producer import Array
 from gpu_case import DTYPES, run_backward, run_forward, to_device
 from gpu_decode import run_decode
-from gpu_kernels import TYPES, attention_kernels, device_of, widths
+from gpu_kernels import TYPES, attention_kernels, device_of, kernels_of_many_rows, widths
 
 import libflash
 
@@ -124,7 +124,7 @@ def main() -> int:
     options = parser.parse_args()
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
         sys.exit("set PYTORCH_NO_CUDA_MEMORY_CACHING=1: else all tensors share an allocation, and no access is out of bounds")
-    kernels = attention_kernels()
+    kernels = [k for k in kernels_of_many_rows() if k["usable"]] + attention_kernels()
     if not kernels:
         sys.exit("no CUDA kernel of attention runs here")
     if options.plant:

@@ -1,6 +1,6 @@
 // A consumer warpgroup of the sm_90a decode kernel for many rows. It has 64 rows of the work tile, with Q, P and O in registers,
-// and goes through all tiles of keys: S = Q K^T, the softmax, O += P V. One after the other: what limits the kernel is the memory,
-// and another warpgroup of the multiprocessor multiplies meanwhile.
+// and goes through all tiles of keys: S = Q K^T, the softmax, O += P V. One after the other: the memory limits the kernel, and
+// another warpgroup of the multiprocessor multiplies meanwhile.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"
