@@ -466,7 +466,8 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * type with the values of the codes gives with the same scales. Except on Hopper GPUs: there a call over a cache of q's type
  * without scales may compute sequences of at least 64 query rows (96 if the larger of D and Dv is 65 to 96) by a kernel for
  * long chunks, and then splits the keys of the others in another way, so that the bits of the call may differ. A call over codes
- * or with scales never does, nor does one with num_splits, split_size or FLASH_FLAG_INVARIANT_ROWS. explain names that kernel.
+ * or with scales never does, nor does one with num_splits, split_size or FLASH_FLAG_INVARIANT_ROWS. Nor is there over codes or
+ * with scales, or with that flag, the kernel of Hopper for 17 or more query rows of a key head. explain names these kernels.
  *
  * Scales. A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
  * strides. Without a scale the value is the element; INT8 needs both scales. By the number of dimensions:
