@@ -107,6 +107,9 @@ def many_row_cases() -> list[Case]:
         Case("H200", "decode", (tensor(20, 32, 128), *cache), trees, {**one, "launch": "attention: 320 "}),
         Case("H200", "decode", (dense, small, small), pages, one),
         Case("H200", "decode", (dense, odd, odd), pages, sm80),
+        # Else a sequence would have other bits beside longer ones.
+        Case("H200", "decode", (tensor(20, 32, 128), *cache), trees | {"split_size": 256}, sm80),
+        decode("H200", one | {"splits": "32 ranges"}, rows=5, split_size=256),
         decode("H200", sm80, rows=4),
         decode("H200", one, backend=b"sm90"),  # few rows, but it is requested
         decode("H200", sm80, rows=5, q_positions=positions, window_left=9, flags=abi.WINDOW),

@@ -55,8 +55,13 @@ bool has_the_values_in_the_keys(const KernelConfig& config, const DecodeProblem&
 
 // Unless the caller has chosen the kernel.
 bool has_many_rows(const DecodeProblem& problem, std::string* why) {
+    if (problem.request.kernel || problem.request.backend) return true;
+    if (problem.request.split_size > 0 && problem.q_rows.packed())
+        return reject(why,
+                      "split_size: the bits of a sequence must not depend on the rows of others, as the choice of the kernel",
+                      " would, unless it is requested");
     const int64_t rows = mean_rows(problem) * problem.group_size();
-    if (problem.request.kernel || problem.request.backend || rows >= kFewestDecodeRows) return true;
+    if (rows >= kFewestDecodeRows) return true;
     return reject(why, "q: must have at least ", kFewestDecodeRows, " rows for each key head, unless it is requested (", rows,
                   ")");
 }
