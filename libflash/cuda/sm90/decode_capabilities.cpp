@@ -57,8 +57,8 @@ bool has_the_values_in_the_keys(const KernelConfig& config, const DecodeProblem&
 bool has_many_rows(const DecodeProblem& problem, std::string* why) {
     if (problem.request.kernel || problem.request.backend) return true;
     if (problem.request.split_size > 0 && problem.q_rows.packed())
-        return reject(why, "split_size: beside cu_seqlens_q the kernel must be requested, because its choice would depend on the ",
-                      "rows of other sequences");
+        return reject(why, "split_size: beside cu_seqlens_q the kernel must be requested, because its choice would depend on ",
+                      "the rows of other sequences");
     const int64_t rows = mean_rows(problem) * problem.group_size();
     if (rows >= kFewestDecodeRows) return true;
     return reject(why, "q: must have at least ", kFewestDecodeRows, " rows for each key head, unless it is requested (", rows,
