@@ -142,7 +142,7 @@ def test_versions_of_an_operation(cmake):
     ("pattern", "wanted"),
     [
         ("forward_sm80_f16_d128$", {"forward_sm80_f16_d128": ["forward_sm80_f16_d128"]}),
-        ("^decode_.*16_d64", {"decode_sm80_bf16_f16_d64": ["decode_sm80_bf16_d64", "decode_sm80_f16_d64"]}),
+        ("^decode_sm80_.*16_d64", {"decode_sm80_bf16_f16_d64": ["decode_sm80_bf16_d64", "decode_sm80_f16_d64"]}),
         ("^(merge|compress)", {"merge_any": ["merge_any"], "compress_any": ["compress_any"]}),
     ],
 )

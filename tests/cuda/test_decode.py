@@ -14,13 +14,22 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
-from gpu_decode import KERNELS, LIMITS, NUMPY, SPLITS, decode, every_kernel  # noqa: E402
+from gpu_decode import (  # noqa: E402
+    KERNELS,
+    KERNELS_AND_MANY_ROWS,
+    LIMITS,
+    NUMPY,
+    SPLITS,
+    decode,
+    every_kernel,
+    every_kernel_and_many_rows,
+)
 from test_decode import LENGTHS, cached, in_pages, queries, without_padding  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 CASES = decode_cases.quick()
-RUNS = [(case, kernel["name"]) for index, case in enumerate(CASES) for kernel in chosen(KERNELS, case, index)]
+RUNS = [(case, kernel["name"]) for index, case in enumerate(CASES) for kernel in chosen(KERNELS_AND_MANY_ROWS, case, index)]
 
 
 def test_every_type_has_kernels() -> None:
@@ -50,7 +59,7 @@ def test_pages_are_a_contiguous_cache_bit_for_bit(kernel: dict, page_size: int) 
         assert_same_bits(got[1], wanted[1])
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("split", [*SPLITS[1:], {"split_size": 384}], ids=str)
 def test_bits_do_not_depend_on_the_capacity(kernel: dict, split: dict) -> None:
     """The bits do not depend on the capacity, and cache rows after the keys are not changed."""
@@ -68,7 +77,7 @@ def test_bits_do_not_depend_on_the_capacity(kernel: dict, split: dict) -> None:
     assert np.isfinite(exact[1][LENGTHS > 0, :, -1]).all()
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("split_size", [128, 512])
 @pytest.mark.parametrize("rows", [2, 9])
 def test_bits_do_not_depend_on_the_batch_with_a_split_size(kernel: dict, split_size: int, rows: int) -> None:
@@ -88,7 +97,7 @@ def test_bits_do_not_depend_on_the_batch_with_a_split_size(kernel: dict, split_s
     assert_same_bits(got_lse, lse[many])
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("rows", [1, 3, 16, 40])
 @pytest.mark.parametrize("heads", [(1, 1), (7, 1), (6, 3), (80, 2)], ids=str)
 def test_groups_and_rows_fill_tiles(kernel: dict, rows: int, heads: tuple[int, int]) -> None:
@@ -106,7 +115,7 @@ def test_groups_and_rows_fill_tiles(kernel: dict, rows: int, heads: tuple[int, i
     np.testing.assert_allclose(got_lse, lse, rtol=1e-5, atol=1e-5)
 
 
-@every_kernel
+@every_kernel_and_many_rows
 def test_nan_in_one_sequence_stays_there(kernel: dict) -> None:
     dtype = NUMPY[kernel["dtype"]]
     q, (k, v) = queries(dtype), cached(dtype)

@@ -8,12 +8,12 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, bits, same_bits  # noqa: E402  (needs torch)
-from gpu_decode import LIMITS, every_kernel  # noqa: E402
+from gpu_decode import LIMITS, every_kernel_and_many_rows  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("append", [0, 3])
 def test_numbers_on_the_device_out_of_range(kernel: dict, append: int) -> None:
     """Lengths are clamped to the capacity; rows of invalid entries and pages are absent. Memory around the cache is not
@@ -52,7 +52,7 @@ def test_numbers_on_the_device_out_of_range(kernel: dict, append: int) -> None:
         assert torch.equal(bits(x)[outside], bits(y)[outside])
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("form", ["own", "entries", "pages", "leftpad", "pages and leftpad"])
 @pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("append", [1, 3])

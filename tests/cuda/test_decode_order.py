@@ -10,12 +10,12 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
-from gpu_decode import every_kernel  # noqa: E402
+from gpu_decode import every_kernel_and_many_rows  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("previous", ["kernel", "copy", "fill", "join", "decode"])
 @pytest.mark.parametrize("splits", [1, 3])
 def test_decode_waits_for_previous_work(kernel: dict, previous: str, splits: int) -> None:
@@ -86,7 +86,7 @@ def test_decode_waits_for_previous_work(kernel: dict, previous: str, splits: int
         assert all(map(same_bits, results(), wanted))
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("splits", [1, 4])
 def test_block_table_that_the_previous_call_writes(kernel: dict, splits: int) -> None:
     """The key that one call appends is the block table of the next call, which must not read the old table."""
@@ -123,7 +123,7 @@ def test_block_table_that_the_previous_call_writes(kernel: dict, splits: int) ->
         assert same_bits(out, wanted)
 
 
-@every_kernel
+@every_kernel_and_many_rows
 def test_a_replayed_graph_sees_new_lengths_and_pages(kernel: dict) -> None:
     dtype = DTYPES[kernel["dtype"]]
     generator = torch.Generator("cuda").manual_seed(0)

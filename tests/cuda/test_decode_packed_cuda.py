@@ -14,7 +14,7 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import to_device, to_numpy  # noqa: E402  (needs torch)
-from gpu_decode import KERNELS, LIMITS, NUMPY, decode, every_kernel  # noqa: E402
+from gpu_decode import KERNELS, LIMITS, NUMPY, decode, every_kernel, every_kernel_and_many_rows  # noqa: E402
 from gpu_kernels import parameters  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -64,7 +64,7 @@ def step(dtype: np.dtype, order: list[int], paged: bool, leftpad: bool = False) 
     return (rows(total, HEADS_Q, 3, dtype)[at], *own), options
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize(
     ("paged", "leftpad"), [(False, False), (True, False), (True, True)], ids=["contiguous", "paged", "leftpad"]
 )

@@ -12,13 +12,13 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
-from gpu_decode import LIMITS, NUMPY, SPLITS, decode, every_kernel  # noqa: E402
+from gpu_decode import LIMITS, NUMPY, SPLITS, decode, every_kernel_and_many_rows  # noqa: E402
 from test_decode import LENGTHS, cached, queries  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("split", [{"num_splits": n} for n in (2, 7, 100, 1024)] + SPLITS[2:], ids=str)
 def test_m7_any_split_is_the_unsplit_result(kernel: dict, split: dict) -> None:
     """Also with more splits than keys, and for a row with a sink and no key."""
@@ -66,7 +66,7 @@ class Many:
         return libflash.decode(self.q[which], *caches, **options)
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("split", [{"num_splits": 1}, {"split_size": 512}], ids=str)
 def test_more_thread_blocks_than_run_at_once(kernel: dict, split: dict) -> None:
     """In later waves thread blocks start with fewer loads in flight: the same bits as with one wave."""
@@ -81,7 +81,7 @@ def test_more_thread_blocks_than_run_at_once(kernel: dict, split: dict) -> None:
             assert all(map(same_bits, caches, others))
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize(("sequences", "keys"), [(56, 1100), (16, 2100), (1, 1100)])
 @pytest.mark.parametrize("page", [0, 16])
 def test_splits_that_the_library_chooses(kernel: dict, sequences: int, keys: int, page: int) -> None:

@@ -11,7 +11,7 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
-from gpu_decode import LIMITS, NUMPY, SPLITS, decode, every_kernel  # noqa: E402
+from gpu_decode import LIMITS, NUMPY, SPLITS, decode, every_kernel, every_kernel_and_many_rows  # noqa: E402
 from test_decode import LENGTHS, cached, queries, rotate  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -55,7 +55,7 @@ def test_five_hundred_steps(kernel: dict, pages: bool) -> None:
         assert all(x[torch.from_numpy(free).cuda()].isnan().all() for x in caches)
 
 
-@every_kernel
+@every_kernel_and_many_rows
 def test_an_appended_cache_holds_the_bits_of_the_cpu(kernel: dict) -> None:
     dtype = NUMPY[kernel["dtype"]]
     rng = np.random.default_rng(1)
@@ -102,7 +102,7 @@ class Steps:
         return libflash.decode(q, *caches, k=k, v=v, cache_seqlens=lengths, return_lse=True, **self.rotary, **options)
 
 
-@every_kernel
+@every_kernel_and_many_rows
 @pytest.mark.parametrize("group", [1, 5, 16])
 @pytest.mark.parametrize("rule", [{}, {"window_size": (0, 0)}, {"window_size": (70, 0), "num_splits": 3}, *SPLITS[1:]], ids=str)
 def test_a_step_is_what_appending_first_gives(kernel: dict, group: int, rule: dict) -> None:
@@ -127,7 +127,7 @@ def test_a_step_is_what_appending_first_gives(kernel: dict, group: int, rule: di
         assert same_bits(z[table.long()].reshape(y.shape), y)
 
 
-@every_kernel
+@every_kernel_and_many_rows
 def test_steps_replayed_from_a_graph(kernel: dict) -> None:
     """A graph of a step that also increments the lengths, replayed token by token."""
     steps = Steps(DTYPES[kernel["dtype"]], 3, 64, 40, interleaved=False, float_tables=True)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_kernels import kernels, kernels_of_values_in_keys
+from gpu_kernels import kernels, kernels_of_many_rows, kernels_of_values_in_keys
 
 import libflash
 
@@ -66,7 +66,8 @@ print("\\n".join(failures) or f"{len(names)} kernels are right")
 
 
 def usable(operation: str) -> list[str]:
-    every = kernels(operation) + (kernels_of_values_in_keys() if operation == "decode" else [])
+    of_decode = kernels_of_values_in_keys() + kernels_of_many_rows() if operation == "decode" else []
+    every = kernels(operation) + of_decode
     return [kernel["name"] for kernel in every if kernel["usable"]]
 
 

@@ -125,6 +125,8 @@ DECODE_KERNELS = {
 WIDE_DECODE_KERNELS = {"bf16-512": ("bf16_", 512, "16, 16, 2"), "f16-576": ("f16_", 576, "16, 16, 2")}
 # Decode for sm_90a, where values are channels of the keys.
 DECODE_KERNELS_SM90 = {"bf16-576": ("bf16_", 576, 512, "64, 64", 2), "f16-576": ("f16_", 576, 512, "64, 64", 2)}
+# Decode for sm_90a, many rows.
+DECODE_ROWS_KERNELS_SM90 = {"bf16-64": ("bf16_", 64, "64, 64", 6), "f16-128": ("f16_", 128, "64, 64", 3)}
 DECODE_KERNELS_OF_TWO_HEADS = {"bf16-64": DECODE_KERNELS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
 # Query rows, splits (negative: the keys of each), paged, append (0: nothing, 1: two rows by a kernel before decode, 2: one row by
 # decode), stages left empty, key heads of a thread block, and whether copies arrive as late as they may.
@@ -142,6 +144,14 @@ RAGGED_CASES = (
     *((2, 0, 1, 1, 0, 20, 0, 0, 0, 1, 1, 2), (3, 1, 1, 1, 0, -1, 1, 0, 0, 0, 1, 0), (3, 0, 0, 0, 1, -1, 1, 5, 0, 1, 1, 0)),
     *((1, 1, 1, 1, 1, -1, 0, 0, 0, 0, 1, 4), (-128, 1, 2, 1, 2, 15, 1, 0, 3, 0, 0, 5), (2, 1, 2, 1, 0, 3, 1, 4, 0, 1, 1, 0)),
     *((1, 0, 1, 0, 2, -1, 0, 0, 0, 0, 1, 0), (2, 0, 0, 1, 2, 6, 0, 0, 0, 1, 0, 1), (1, 0, 0, 1, 0, 56, 0, 0, 0, 1, 1, 0)),
+)
+
+# Of the kernel of sm90 for many rows, which knows neither positions with a window nor positions with ALiBi.
+RAGGED_CASES_OF_MANY_ROWS = (
+    *((1, 0, 0, 0, 0, -1, 0, 0, 0, 1, 0, 0), (0, 1, 2, 0, 0, -1, 1, 0, 130, 1, 1, 3), (1, 0, 1, 0, 0, 25, 0, 0, 0, 0, 1, 1)),
+    *((3, 1, 1, 1, 0, -1, 0, 0, 0, 0, 1, 0), (3, 0, 0, 0, 1, -1, 1, 5, 0, 1, 1, 0), (1, 1, 1, 1, 1, -1, 0, 0, 0, 0, 1, 4)),
+    *((-128, 1, 2, 1, 2, -1, 0, 0, 3, 0, 0, 5), (2, 1, 2, 0, 0, 3, 1, 4, 0, 1, 1, 0), (1, 0, 1, 0, 2, -1, 1, 0, 0, 0, 1, 0)),
+    *((1, 1, 0, 1, 1, -1, 0, 50, 0, 0, 0, 2), (2, 0, 0, 0, 0, -1, 1, 45, 0, 0, 1, 1), (0, 0, 0, 0, 0, 9, 0, 22, 0, 1, 1, 3)),
 )
 
 # The same beside a prefill kernel. The sequences have up to 40 query rows, or all 100.
@@ -424,7 +434,16 @@ def decode_with_prefill(dtype: str, head_dim: int, tile: str) -> Program:
 
 def decode_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int) -> Program:
     defines = {"DTYPE": dtype, "KERNEL_DIMS": f"{head_dim}, {head_dim_v}", "DECODE_TILE": f"{tile}, {stages}"}
-    return Program("decode_sm90.cpp", ("sm90/decode.cuh",), tuple(defines.items()))
+    return Program("decode_sm90.cpp", ("sm90/decode.cuh", "sm90/decode_rows.cuh"), tuple(defines.items()))
+
+
+def ragged_rows_sm90(dtype: str, head_dim: int, tile: str, stages: int, group: int, head_dim_of_call: int) -> Program:
+    """decode_ragged.cpp with the kernel of sm90. `group`: query heads of a key head."""
+    of_decode = decode_sm90(dtype, head_dim, head_dim, tile, stages)
+    of_decode = of_decode._replace(source="decode_instances.cpp", defines=(*of_decode.defines, ("DECODE_SM90", 1)))
+    program = with_kernels("decode_ragged.cpp", of_decode, prefill_instances(dtype, head_dim, head_dim, "128, 128, 2"))
+    own = {"HEAD_DIM": head_dim_of_call, "GROUP": group, "PREFILL_DIMS": f"{head_dim}, {head_dim}"}
+    return program._replace(defines=tuple((dict(program.defines) | own).items()))
 
 
 def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
@@ -556,8 +575,21 @@ WIDE_SM90_RUNS = runs(
 )
 PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}, lambda _: tuple((x,) for x in DISORDERS))
 DECODE_SM90_RUNS = runs(
-    {name: decode_sm90(*sizes) for name, sizes in DECODE_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in (*DISORDERS, 2))
+    {name: decode_sm90(*sizes) for name, sizes in DECODE_KERNELS_SM90.items()}
+    | {name: decode_sm90(dtype, dim, dim, *tile) for name, (dtype, dim, *tile) in DECODE_ROWS_KERNELS_SM90.items()},
+    lambda _: tuple((x,) for x in (*DISORDERS, 2)),
 )
+# Rows of a key head that take tiles of 64 rows and, with larger groups, of 128; and fewer channels than those of the kernel.
+RAGGED_SM90_RUNS = [
+    *runs(
+        {"ragged-bf16-64": ragged_rows_sm90(*DECODE_ROWS_KERNELS_SM90["bf16-64"], 3, 40)},
+        lambda _: (*with_no_prefill(RAGGED_CASES_OF_MANY_ROWS), *RAGGED_CASES_WITH_PREFILL[::2]),
+    ),
+    *runs(
+        {"ragged-f16-128": ragged_rows_sm90(*DECODE_ROWS_KERNELS_SM90["f16-128"], 10, 128)},
+        lambda _: with_no_prefill(RAGGED_CASES_OF_MANY_ROWS[::2]),
+    ),
+]
 INVARIANT_RUNS = runs(
     {name: invariant_rows(*sizes) for name, (*sizes, _) in INVARIANT_KERNELS.items()},
     lambda name: tuple(
@@ -782,6 +814,11 @@ def test_decode_sm90_against_double(output: Callable[[Run], str], run: Run) -> N
     assert output(run).count("ok ") == 13
 
 
+@pytest.mark.parametrize("run", RAGGED_SM90_RUNS)
+def test_decode_sm90_of_ragged_rows_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert " rows, " in output(run).splitlines()[0]
+
+
 @pytest.mark.parametrize("run", INVARIANT_RUNS)
 def test_invariant_rows_of_decode_and_prefill(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == (2 if run.arguments[0] in SHORT_CASES else 6)
@@ -808,7 +845,8 @@ def test_tiles_are_those_of_kernels_table() -> None:
     """The tiles and stages of sm90 and of tangents above are those of the library."""
     table = (ROOT / "libflash/cuda/kernels.table").read_text()
     forward = [*FORWARD_KERNELS_SM90.values(), *FORWARD_KERNELS_SM90_WITH_LONG_SUMS.values(), *WIDE_FORWARD_KERNELS_SM90.values()]
-    decode = DECODE_KERNELS_SM90.values()
+    of_rows = [(dtype, dim, dim, *tile) for dtype, dim, *tile in DECODE_ROWS_KERNELS_SM90.values()]
+    decode = [*DECODE_KERNELS_SM90.values(), *of_rows]
     for operation, kernels in (("forward", forward), ("prefill", PREFILL_KERNELS.values()), ("decode", decode)):
         for dtype, head_dim, head_dim_v, tile, stages, *_ in kernels:
             dims = head_dim if head_dim == head_dim_v else f"{head_dim}x{head_dim_v}"

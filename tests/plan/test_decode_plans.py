@@ -17,6 +17,9 @@ def decode(device: str, expected: dict[str, str], rows: int = 1, **options: Any)
     return Case(device, "decode", (tensor(4, rows, 32, 128), cache, cache), options, expected)
 
 
+OF_SM80 = {"kernel": b"decode_sm80_bf16_d128"}  # also for many rows
+
+
 def codes(device: str, expected: dict[str, str], rows: int = 1, **options: Any) -> Case:
     """The same with caches of 8 bits."""
     k, v = (tensor(4, 8192, 8, 128, dtype=abi.INT8, address=n * ADDRESS) for n in (4, 8))
@@ -47,7 +50,9 @@ def decode_cases_of_codes(large: str, small: str) -> list[Case]:
 
 
 def ragged_cases() -> list[Case]:
-    """Rows of any lengths: thread blocks for all full tiles of 64 packed rows, and one more for each sequence."""
+    """Rows of any lengths: thread blocks for all full tiles of 64 packed rows, and one more for each sequence. On Hopper another
+    kernel takes many rows.
+    """
     caches = (tensor(4, 8192, 8, 128),) * 2
     cu, ints = tensor(5, dtype=abi.INT32), tensor(4, 5, dtype=abi.INT32, address=2 * ADDRESS)
     rows, new = tensor(1000, 32, 128), tensor(1000, 8, 128, address=3 * ADDRESS)
@@ -56,23 +61,66 @@ def ragged_cases() -> list[Case]:
     one = {**ragged, "splits": "1 (keys", "launch": "attention: 528 "}
     long_chunks = {"long chunks": "sequences of at least 64 query rows: prefill_sm90_bf16_d128, tile 128 queries x 128 keys"}
     # At most 63 rows of 4 heads: 4 tiles for each sequence and key head.
-    beside = {**ragged, **long_chunks, "splits": "8 ranges", "launch": "attention: 1024 "}
+    many = kernel("decode_sm90_bf16_d128", "64 rows", "64x64", pipeline="3 stages")
+    beside = {**many, **long_chunks, "splits": "8 ranges", "launch": "attention: 1024 "}
     # Hardly more rows than sequences: all are those of the decode kernels.
     cu_of_many, entries = tensor(901, dtype=abi.INT32), tensor(900, dtype=abi.INT32)
-    many = {**ragged, "splits": "1 (keys", "launch": "attention: 7696 "}
-    all_long = {**long_chunks, "kernel": "decode_sm80_bf16_d128, backend sm80", "launch": "tile order: 1 "}
+    few_each = {**ragged, "splits": "1 (keys", "launch": "attention: 7696 "}
+    all_long = {**long_chunks, "kernel": "decode_sm90_bf16_d128, backend sm90", "launch": "tile order: 1 "}
     dense, tree = tensor(4, 5, 32, 128), tensor(20, 1, dtype=abi.INT32)
     return [
-        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, "num_splits": 1}, one),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, "num_splits": 1, **OF_SM80}, one),
         Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu}, beside),
-        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu_of_many, "cache_batch_idx": entries}, many),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu_of_many, "cache_batch_idx": entries}, few_each),
         Case("H200", "decode", (tensor(4, 80, 32, 128), *caches), {}, all_long),
-        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **news}, {**ragged, "launch": "append: 4000 "}),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **news}, {**many, "launch": "append: 4000 "}),
         Case("H200", "decode", (tensor(4, 32, 128), *caches), {"cu_seqlens_q": cu}, {**ragged, "splits": "8 ranges"}),
-        Case("H200", "decode", (dense, *caches), {"cu_seqlens_new": cu, **news}, {**ragged, "launch": "append: 4000 "}),
-        Case("H200", "decode", (dense, *caches), {"q_positions": ints, "num_splits": 1}, {**ragged, "launch": "attention: 32 "}),
-        Case("H200", "decode", (dense, *caches), {"tree_mask": tree, "num_splits": 1}, {**ragged, "launch": "attention: 32 "}),
+        *[
+            Case("H200", "decode", arrays, options | OF_SM80, {**ragged, "launch": launch})
+            for arrays, options, launch in (
+                ((dense, *caches), {"cu_seqlens_new": cu, **news}, "append: 4000 "),
+                ((dense, *caches), {"q_positions": ints, "num_splits": 1}, "attention: 32 "),
+                ((dense, *caches), {"tree_mask": tree, "num_splits": 1}, "attention: 32 "),
+            )
+        ],
     ]
+
+
+def many_row_cases() -> list[Case]:
+    """The kernel of sm90 for 17 rows of a key head or more: two thread blocks of 64 rows on a multiprocessor, or one of 128."""
+    cache, dense = (tensor(4, 8192, 8, 128),) * 2, tensor(4, 5, 32, 128)
+    cu, tree, positions = tensor(5, dtype=abi.INT32), tensor(20, 1, dtype=abi.INT32), tensor(4, 5, dtype=abi.INT32)
+    slopes, scale = tensor(32, dtype=abi.FLOAT32), tensor(8, dtype=abi.FLOAT32)
+    news = {name: tensor(4, 5, 8, 128, address=(n + 2) * ADDRESS) for n, name in enumerate(("k_new", "v_new"))}
+    small, odd = (tensor(1024 * 8, page, 8, 128) for page in (32, 24))
+    pages = {"block_table": tensor(4, 256, dtype=abi.INT32), "cache_seqlens": tensor(4, dtype=abi.INT32)}
+    one = kernel("decode_sm90_bf16_d128", "64 rows", "64x64", pipeline="3 stages", splits="8 ranges")
+    two = kernel("decode_sm90_bf16_d128", "128 rows", "128x64", pipeline="6 stages")
+    sm80 = {"kernel": "decode_sm80_bf16_d128, backend sm80"}
+    trees = {"cu_seqlens_q": cu, "tree_mask": tree, "q_positions": tensor(20, dtype=abi.INT32)}
+    return [
+        decode("H200", one, rows=5),
+        decode("H200", {**one, "launch": "attention: 256 "}, rows=16, softcap=5.0, alibi_slopes=slopes),
+        decode("H200", {**one, "launch": "append: 80 "}, rows=5, **news),
+        decode("H200", {**two, "splits": "4 ranges", "launch": "attention: 128 "}, rows=17),
+        decode("H200", {**two, "launch": "attention: 64 "}, rows=64, tree_mask=tensor(256, 2, dtype=abi.INT32), num_splits=1),
+        # As many splits as for one tile of each sequence; thread blocks for one tile more, which may be needed.
+        Case("H200", "decode", (tensor(64, 32, 128), *cache), {"cu_seqlens_q": cu, "causal": True, "num_splits": 1},
+             {**one, "splits": "1 (keys", "launch": "attention: 64 "}),
+        Case("H200", "decode", (tensor(20, 32, 128), *cache), trees, {**one, "launch": "attention: 320 "}),
+        Case("H200", "decode", (dense, small, small), pages, one),
+        Case("H200", "decode", (dense, odd, odd), pages, sm80),
+        # Else a sequence would have other bits beside longer ones.
+        Case("H200", "decode", (tensor(20, 32, 128), *cache), trees | {"split_size": 256}, sm80),
+        decode("H200", one | {"splits": "32 ranges"}, rows=5, split_size=256),
+        decode("H200", sm80, rows=4),
+        decode("H200", one, backend=b"sm90"),  # few rows, but it is requested
+        decode("H200", sm80, rows=5, q_positions=positions, window_left=9, flags=abi.WINDOW),
+        decode("H200", sm80, rows=5, q_positions=positions, alibi_slopes=slopes),
+        decode("H200", sm80, rows=5, k_scale=scale),
+        decode("H200", sm80, rows=5, flags=abi.INVARIANT_ROWS),
+        decode("A100", {"kernel": "decode_sm80_bf16_d128_small, backend sm80"}, rows=5),
+    ]  # fmt: skip
 
 
 def shared_key_cases() -> list[Case]:
@@ -103,13 +151,14 @@ def decode_cases() -> list[Case]:
     return [
         decode("H200", kernel(large, "each warp its own keys", "16x64", splits="8 ranges", pipeline="3 stages")),
         decode("H200", kernel(large, "each warp its own keys, appends", "16x64"), **news),
-        decode("H200", kernel(large, "warps share keys", "64x64"), rows=5),
-        decode("H200", kernel(large, "warps share keys", "64x64", launch="append: 80 "), rows=5, **several),
+        decode("H200", kernel(large, "warps share keys", "64x64"), rows=5, **OF_SM80),
+        decode("H200", kernel(large, "warps share keys", "64x64", launch="append: 80 "), rows=5, **several, **OF_SM80),
         decode("H200", kernel(large, "each warp its own keys", "16x64", splits="1 (keys"), num_splits=1),
         decode("A100", kernel(small, "two key heads", "16x32", splits="13 ranges")),
         *decode_cases_of_codes(large, small),
         Case("H200", "decode", paged, pages, kernel(large, "two key heads", "16x32", splits="2 ranges")),
         *ragged_cases(),
+        *many_row_cases(),
         *general_cases(),
         *invariant_cases(),
     ]
@@ -186,10 +235,11 @@ def test_launches_of_decode(lib: c.CDLL) -> None:
     rotary = {name: tensor(8192, 64, address=(n + 4) * ADDRESS) for n, name in enumerate(("rotary_cos", "rotary_sin"))}
     new = {name: tensor(4, 5, 8, 128, address=(n + 2) * ADDRESS) for n, name in enumerate(("k_new", "v_new"))}
     # 160 new rows and 640 query rows of 64 threads each, two a thread block.
-    assert launches(lib, decode("H200", {}, rows=5, num_splits=1, **rotary, **new)) == [
-        "append: 400 thread blocks of 1000",
-        "attention: 32 thread blocks of 1100",
-    ]
+    for instance, options in enumerate((OF_SM80, {})):
+        assert launches(lib, decode("H200", {}, rows=5, num_splits=1, **rotary, **new, **options)) == [
+            f"append: 400 thread blocks of {1000 + instance}",
+            f"attention: 32 thread blocks of {1100 + instance}",
+        ]
 
 
 # Ranges of at most 32768 keys per accumulator. With up to 16 rows each of four warps adds up a quarter of a range.

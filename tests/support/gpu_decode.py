@@ -7,7 +7,7 @@ import pytest
 import torch
 from decode_cases import DecodeCase
 from gpu_case import to_device, to_numpy
-from gpu_kernels import kernels, parameters
+from gpu_kernels import kernels, kernels_of_many_rows, parameters
 from harness import BFLOAT16
 
 import libflash
@@ -18,6 +18,9 @@ NUMPY = {"f16": np.dtype("float16"), "bf16": BFLOAT16, "f32": np.dtype("float32"
 # Limits for a result with values around 1, and for LSE.
 LIMITS = {"f16": (3e-3, 1e-5), "bf16": (2e-2, 1e-5), "f32": (5e-6, 5e-6)}
 every_kernel = pytest.mark.parametrize("kernel", parameters(KERNELS))
+# Also those for many rows of a key head, which lack some options, and take pages of multiples of 16.
+KERNELS_AND_MANY_ROWS = KERNELS + kernels_of_many_rows()
+every_kernel_and_many_rows = pytest.mark.parametrize("kernel", parameters(KERNELS_AND_MANY_ROWS))
 
 
 def decode(

@@ -16,15 +16,24 @@ OPERATIONS = {"statistics": "forward", "values in keys": "decode", "prefill": "d
 
 def of_values_in_keys(kernel: dict) -> bool:
     """Whether its values must be the first channels of the keys, which those of the cases are not."""
-    return (kernel["operation"], kernel["backend"]) == ("decode", "sm90")
+    return (kernel["operation"], kernel["backend"]) == ("decode", "sm90") and kernel["head_dim"] > kernel["head_dim_v"]
+
+
+def of_many_rows(kernel: dict) -> bool:
+    """Whether it is one of decode for many rows of a key head, which takes any number of rows but lacks some options."""
+    return (kernel["operation"], kernel["backend"]) == ("decode", "sm90") and not of_values_in_keys(kernel)
 
 
 def kernels(operation: str) -> list[dict]:
     """The kernels of "forward", "backward" or "decode", also those that this machine cannot run; without those of
-    kernels_with_statistics().
+    kernels_with_statistics() and kernels_of_many_rows().
     """
     every = [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] != "cpu"]
-    return [k for k in every if not (of_values_in_keys(k) or k["name"].endswith("_statistics"))]
+    return [k for k in every if not (of_values_in_keys(k) or of_many_rows(k) or k["name"].endswith("_statistics"))]
+
+
+def kernels_of_many_rows() -> list[dict]:
+    return [k for k in libflash.info()["kernels"] if of_many_rows(k)]
 
 
 def kernels_with_statistics() -> list[dict]:
@@ -33,7 +42,7 @@ def kernels_with_statistics() -> list[dict]:
 
 
 def kernels_of_values_in_keys() -> list[dict]:
-    """Those of decode that kernels() leaves out."""
+    """Those of decode whose values are channels of the keys."""
     return [k for k in libflash.info()["kernels"] if of_values_in_keys(k)]
 
 
@@ -113,9 +122,20 @@ def errors_of(kernel: str) -> dict[str, float]:
     return {"p_roundings": 1} if re.fullmatch(r"backward_sm90_\w+_d(192|256)", kernel) else {}
 
 
+def takes_as_many_rows(case: DecodeCase) -> bool:
+    """Whether the decode kernels for many rows have the options of a case, and can read its rows."""
+    dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
+    placed = case.positions or case.tree
+    options = case.softmax_scale is None or case.softmax_scale > 0
+    options &= not (placed and (case.alibi is not None or max(case.window_size) >= 0))
+    return options and not any(dim % 8 for dim in dims) and (case.page_size or 16) % 16 == 0 and case.capacity > 0
+
+
 def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -> bool:
     """Whether a kernel has the options of a case, and can read rows of its alignment; and, backward, is deterministic."""
-    if kernel["backend"] != "sm90" or isinstance(case, DecodeCase):
+    if isinstance(case, DecodeCase):
+        return not of_many_rows(kernel) or takes_as_many_rows(case)
+    if kernel["backend"] != "sm90":
         return True
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
     if any(dim % 8 for dim in dims):

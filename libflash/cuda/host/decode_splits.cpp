@@ -81,6 +81,11 @@ int64_t DecodeSizes::query_tiles() const {
     return group_rows() / tile_q() + std::min(problem.batch, problem.seqlen_q);
 }
 
+int64_t DecodeSizes::likely_tiles() const {
+    if (tiles.rows == 0 || !problem.q_rows.packed() || problem.batch == 0) return query_tiles();
+    return std::min(query_tiles(), problem.batch * ceil_div(mean_rows(problem) * problem.group_size(), tiles.rows));
+}
+
 int64_t DecodeSizes::longest_split(int key_heads) const {
     if (!has_long_sums(config)) return kUnboundedWindow;
     return int64_t{kKeysPerSum} * (shares_keys() || has_segments() ? 1 : config.tile_k / kDecodeSlab / key_heads);
@@ -91,6 +96,7 @@ bool DecodeSizes::has_splits_of_codes() const {
 }
 
 int64_t DecodeSizes::blocks_per_multiprocessor() const {
+    if (tiles.rows > 0) return tiles.blocks;
     if (has_splits_of_codes()) {
         const int stages = decode_code_stages(config.head_dim, config.stages, false);
         const bool few = are_few_rows(group_rows());

@@ -10,20 +10,27 @@
 
 namespace libflash::cuda {
 
+// The tiles of a kernel that takes rows of any lengths and whose thread blocks are not those of sm80.
+struct DecodeTiles {
+    int64_t rows = 0;    // query rows of a thread block; 0: the kernel is one of sm80
+    int64_t blocks = 0;  // thread blocks of a multiprocessor at once
+};
+
 // The sizes on which the choice depends.
 class DecodeSizes {
 public:
     // `fewest_rows`: sequences with so many query rows or more are not those of the decode kernels; 0: all are.
-    DecodeSizes(const KernelConfig& config, const DecodeProblem& problem, const DeviceProperties& device, int64_t fewest_rows)
-        : config(config), problem(problem), device(device), fewest_rows(fewest_rows) {}
+    DecodeSizes(const KernelConfig& config, const DecodeProblem& problem, const DeviceProperties& device, int64_t fewest_rows,
+                DecodeTiles tiles = {})
+        : config(config), problem(problem), device(device), fewest_rows(fewest_rows), tiles(tiles) {}
 
     // Rows of any lengths: only the device knows which sequences have few rows.
-    bool ragged() const { return is_wide_decode(config.head_dim) || is_ragged(problem); }
+    bool ragged() const { return tiles.rows > 0 || is_wide_decode(config.head_dim) || is_ragged(problem); }
     // Query rows of a sequence that share a key head, query rows per thread block, and query tiles per key head: of a sequence
     // or, with rows of any lengths, of all sequences together; packed, an upper bound.
     int64_t group_rows() const { return problem.seqlen_q * problem.group_size(); }
     bool shares_keys() const { return !problem.invariant_rows && (ragged() || decode_shares_keys(group_rows())); }
-    int64_t tile_q() const { return shares_keys() ? config.tile_k : kDecodeSlab; }
+    int64_t tile_q() const { return tiles.rows > 0 ? tiles.rows : shares_keys() ? config.tile_k : kDecodeSlab; }
     int64_t query_tiles() const;
     // Beside long chunks: the most tiles of a sequence of the decode kernels; 0: there are no long chunks, or nothing else.
     int64_t short_tiles() const {
@@ -31,7 +38,7 @@ public:
     }
     // Thread blocks without splits. Beside long chunks: those of rows of decode, one tile for each sequence.
     int64_t unsplit_blocks() const {
-        return (short_tiles() > 0 ? problem.batch : query_tiles()) * problem.heads_k * (ragged() ? 1 : problem.batch);
+        return (short_tiles() > 0 ? problem.batch : likely_tiles()) * problem.heads_k * (ragged() ? 1 : problem.batch);
     }
     // Without splits: also thread blocks that find no rows.
     int64_t launched_blocks() const { return query_tiles() * problem.heads_k * (ragged() ? 1 : problem.batch); }
@@ -53,6 +60,11 @@ public:
     const DecodeProblem& problem;
     const DeviceProperties& device;
     const int64_t fewest_rows;
+    const DecodeTiles tiles;
+
+private:
+    // The query tiles that find rows, if packed sequences have equally many. sm80: no fewer than there may be.
+    int64_t likely_tiles() const;
 };
 
 struct DecodeSplits {

@@ -146,6 +146,12 @@ inline bool has_plain_invariant_rows(const DecodeProblem& problem) {
            problem.shard.whole();
 }
 
+// Query rows of a sequence, packed the mean: only the device knows more.
+inline int64_t mean_rows(const DecodeProblem& problem) {
+    if (!problem.q_rows.packed() || problem.batch == 0) return problem.seqlen_q;
+    return (problem.seqlen_q + problem.batch - 1) / problem.batch;
+}
+
 // Channels of a rotated query in the workspace, rounded up to whole 16-byte vectors.
 inline int64_t padded_channels(const DecodeProblem& problem) {
     const int64_t vector = 16 / element_bytes(problem.dtype);

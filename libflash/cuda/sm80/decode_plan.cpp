@@ -1,7 +1,7 @@
 // The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace. Tiles and splits
 // do not depend on whether the cache holds codes of 8 bits or their values with the same scales, so that results have the same
 // bits, unless long chunks over the latter have a kernel of their own (DecodePrefill): it takes neither codes nor scales, and
-// changes the splits of the other sequences.
+// changes the splits of the other sequences. Without scales many rows may have another kernel (sm90/decode_plan.cpp).
 #include <algorithm>
 
 #include "cuda/attention/invariant_segments.h"

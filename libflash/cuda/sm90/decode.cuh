@@ -1,6 +1,8 @@
-// Decode for sm_90a where the values are the first channels of the keys (MLA): a few query rows of each sequence, of all query
-// heads that share a key head, against its KV cache. A key tile is loaded once, by TMA, and serves as K and as V. Rows are
-// appended and splits combined by the kernels of sm80.
+// Decode for sm_90a: the kernel for values that are the first channels of the keys (MLA), and the launches, also of the kernel
+// for many rows of other heads (decode_rows.cuh). Rows are appended and splits combined by the kernels of sm80.
+//
+// MLA: a few query rows of each sequence, of all query heads that share a key head, against its KV cache. A key tile is loaded
+// once, by TMA, and serves as K and as V.
 //
 // A thread block has 64 rows of one sequence and one range of keys: two consumer warpgroups (decode_consumer.cuh) and a producer
 // warp (decode_producer.cuh).
@@ -13,6 +15,7 @@
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm90/decode_consumer.cuh"
 #include "cuda/sm90/decode_producer.cuh"
+#include "cuda/sm90/decode_rows.cuh"
 #include "cuda/sm90/extent.cuh"
 #include "cuda/sm90/forward_tensor_maps.cuh"
 
@@ -64,15 +67,8 @@ private:
         const VisibleRange seen = keys.range(keys.tree_bits(), divide(own, params.by_group));
         context.storage.seen[threadIdx.x] = make_int2(max(seen.begin, keys.first), min(seen.end, keys.last));
         if (threadIdx.x > 0) return;
-        const int begin = keys.first / Traits::kBlockN * Traits::kBlockN;
-        const int tiles = keys.first < keys.last ? (keys.last - begin + Traits::kBlockN - 1) / Traits::kBlockN : 0;
-        context.storage.work_tile = {{tile.batch, head, split, first, rows, sequence},
-                                     keys.first,
-                                     keys.last,
-                                     max(keys.plain, keys.first),
-                                     min(keys.plain_end, keys.last),
-                                     begin,
-                                     tiles};
+        context.storage.work_tile =
+            make_decode_work_tile({tile.batch, head, split, first, rows, sequence}, keys, Traits::kBlockN);
     }
 };
 
@@ -113,23 +109,35 @@ int launch_attention(const DecodePlan& plan, const DecodeParams& params, cudaStr
 namespace libflash::cuda {
 
 template <class Kernel>
-KernelResources resources_of_decode(int step, int) {
-    using Traits = sm90::DecodeTraits<Kernel>;
+KernelResources resources_of_decode(int step, [[maybe_unused]] int instance) {
+    constexpr KernelConfig config = Kernel::config;
     switch (static_cast<DecodeStep>(step)) {
-        case DecodeStep::append: return {append_threads(Kernel::config.head_dim), 0};
-        case DecodeStep::combine: return {CombineSplits<typename Traits::T, Traits::kHeadDimV>::kThreads, 0};
-        default: return {Traits::kThreads, sm90::DecodeBlock<Traits>::kSharedBytes};
+        case DecodeStep::append: return {append_threads(config.head_dim), 0};
+        case DecodeStep::combine: return {CombineSplits<ElementOf<config.dtype>, config.head_dim_v>::kThreads, 0};
+        default: break;
+    }
+    if constexpr (sm90::has_values_in_keys(config)) {
+        using Traits = sm90::DecodeTraits<Kernel>;
+        return {Traits::kThreads, sm90::DecodeBlock<Traits>::kSharedBytes};
+    } else {
+        return sm90::resources_of_decode_rows<Kernel>(instance);
     }
 }
 
 // Enqueues the work on `stream` and returns the CUDA error.
 template <class Kernel>
 int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stream) {
-    using T = typename sm90::DecodeTraits<Kernel>::T;
+    using T = ElementOf<Kernel::config.dtype>;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     int error = launch_append<Kernel, T>(plan, params, cuda_stream);
-    if (error == cudaSuccess) error = sm90::launch_attention<Kernel>(plan, params, cuda_stream);
-    return error != cudaSuccess ? error : launch_combine<Kernel, T>(plan, params, cuda_stream);
+    if (error != cudaSuccess) return error;
+    if constexpr (sm90::has_values_in_keys(Kernel::config)) {
+        error = sm90::launch_attention<Kernel>(plan, params, cuda_stream);
+        return error != cudaSuccess ? error : launch_combine<Kernel, T>(plan, params, cuda_stream);
+    } else {
+        error = sm90::launch_decode_rows<Kernel>(plan, params, cuda_stream);
+        return error != cudaSuccess ? error : sm90::launch_combine_rows<Kernel>(plan, params, cuda_stream);
+    }
 }
 
 }  // namespace libflash::cuda

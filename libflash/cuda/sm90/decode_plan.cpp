@@ -1,24 +1,30 @@
-// The plan of the sm_90a decode kernel. It takes rows of any lengths, so all rows of a call are its own.
+// The plans of the sm_90a decode kernels. Both take rows of any lengths. That for values in the keys takes all rows of a call;
+// that for many rows leaves long chunks to the prefill kernel.
 #include <algorithm>
 
 #include "cuda/host/decode_plan.h"
 #include "cuda/host/limits.h"
+#include "cuda/sm90/decode_rows_instance.h"
 #include "cuda/sm90/plan.h"
 
 namespace libflash::cuda::sm90 {
+namespace {
 
-DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device, const DecodePrefill&) {
-    check_sizes(problem);
+// What both plans have. `launches`: whether the decode kernel has rows of its own.
+DecodePlan make_plan(const Kernel& kernel, const DecodeSizes& sizes, const Instance& instance, const DecodePrefill& prefill,
+                     bool launches) {
     const KernelConfig& config = kernel.config;
-    const DecodeSizes sizes(config, problem, device, 0);
-    const DecodeSplits splits = choose_splits(sizes);
+    const DecodeProblem& problem = sizes.problem;
+    const DecodeSplits splits = launches ? choose_splits(sizes) : DecodeSplits{1, 1};
     DecodePlan plan;
-    plan.instance = {0, "values in the keys"};
+    plan.instance = instance;
+    plan.prefill = prefill;
+    plan.short_tiles = sizes.short_tiles();
     plan.splits = splits.splits;
     plan.split_size = splits.split_size;
     plan.stores_rotated_q = problem.rotary_cos.present;
     plan.ragged = true;
-    plan.tile_q = config.tile_q;
+    plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k;
     plan.query_tiles = std::max<int64_t>(1, sizes.query_tiles());
     plan.stages = config.stages;
@@ -26,8 +32,34 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.workspace = decode_workspace(plan, config, problem);
     if (problem.batch == 0 || problem.heads_k == 0) return plan;
     plan_append(plan, kernel, problem);
-    plan_attention(plan, kernel, sizes);
+    if (launches) plan_attention(plan, kernel, sizes);
     return plan;
+}
+
+// Beside long chunks sequences have few rows, and the workspace has room for tiles of 64.
+int warpgroups_of(const DecodeProblem& problem, const KernelConfig& config, const DecodePrefill& prefill) {
+    return !prefill.name && mean_rows(problem) * problem.group_size() > config.tile_q ? 2 : 1;
+}
+
+DecodePlan plan_many_rows(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device,
+                          const DecodePrefill& prefill) {
+    const KernelConfig& config = kernel.config;
+    const int warpgroups = warpgroups_of(problem, config, prefill);
+    const DecodeTiles tiles{warpgroups * config.tile_q, decode_rows_blocks_at_once(warpgroups)};
+    const DecodeSizes sizes(config, problem, device, prefill.plan.fewest_rows, tiles);
+    const bool all_long = prefill.name && !problem.q_rows.packed();  // every sequence has the same number of rows
+    DecodePlan plan = make_plan(kernel, sizes, warpgroups == 2 ? kDecodeOf128Rows : kDecodeOf64Rows, prefill, !all_long);
+    plan.stages = decode_rows_stages(config, warpgroups);
+    return plan;
+}
+
+}  // namespace
+
+DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device,
+                       const DecodePrefill& prefill) {
+    check_sizes(problem);
+    if (!has_values_in_keys(kernel.config)) return plan_many_rows(kernel, problem, device, prefill);
+    return make_plan(kernel, DecodeSizes(kernel.config, problem, device, 0), {0, "values in the keys"}, {}, true);
 }
 
 }  // namespace libflash::cuda::sm90

@@ -2,9 +2,8 @@
 // other.
 #pragma once
 
-#include "cuda/attention/decode_params.h"
-#include "cuda/attention/ragged_keys.cuh"
 #include "cuda/sm90/decode_traits.cuh"
+#include "cuda/sm90/decode_work_tile.cuh"
 #include "cuda/sm90/kernel_context.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
@@ -24,19 +23,6 @@ struct DecodeSharedTiles {
     __device__ __forceinline__ explicit DecodeSharedTiles(const char* memory) : q(shared_address(memory)) {}
     __device__ __forceinline__ uint32_t k(int stage) const { return q + Traits::QTile::kBytes + stage * Traits::KTile::kBytes; }
     __device__ __forceinline__ uint32_t p() const { return k(Traits::kStages); }
-};
-
-// The rows and keys of a thread block.
-struct DecodeWorkTile {
-    RaggedWorkTile rows;
-    int32_t first, last;       // keys of the split: [first, last)
-    int32_t plain, plain_end;  // all rows see these keys of them
-    int32_t begin, tiles;      // first key of the first tile; number of tiles
-
-    // Whether some row does not see some key of the tile.
-    __device__ __forceinline__ bool is_edge(int first_key, int keys) const {
-        return first_key < plain || first_key + keys > plain_end;
-    }
 };
 
 template <class Traits>

@@ -1,11 +1,10 @@
-// The softmax of a consumer thread of the sm_90a decode kernel, for its two rows: kept maxima, sums, and P in registers.
+// The softmax of a consumer thread of the sm_90a decode kernels, for its two rows: kept maxima, sums, and P in registers.
 #pragma once
 
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/online_softmax.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/nanosleep.cuh"
-#include "cuda/sm90/decode_shared_storage.cuh"
 #include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm90 {

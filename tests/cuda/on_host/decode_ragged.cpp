@@ -5,7 +5,8 @@
 // trees (0: none, 1: for all sequences, 2: for some of them); 6 the window on the left (-1: none); 7 whether there are softcap,
 // ALiBi and sinks; 8 the query rows of each sequence (0: packed rows); 9 sequences without rows before the others; 10 whether
 // the mask is causal; 11 whether copies complete late; 12 the disorder of the warps; 13 the query rows from which on a sequence
-// is that of the prefill kernel of sm90 (0: none is).
+// is that of the prefill kernel of sm90 (0: none is). With DECODE_SM90 the kernel is that of sm90 for many rows; GROUP: the query
+// heads of a key head.
 // Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
@@ -23,13 +24,17 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
+#ifndef GROUP
+#define GROUP 3
+#endif
 using T = ElementOf<DecodeKernel::config.dtype>;
-constexpr int kDim = HEAD_DIM, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
+constexpr int kDim = HEAD_DIM, kHeadsK = 2, kGroup = GROUP, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
 constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPositions = 260, kUnused = 2, kMost = 8;
 // One row of the fifth sequence fits, none of the sixth.
 constexpr int kCached[kMost] = {127, 0, 50, 77, 199, 200, 1, 130};
 constexpr int kRows[kMost] = {1, 3, 0, 40, 2, 9, 1, 0}, kOtherNews[kMost] = {0, 5, 3, 20, 3, 1, 2, 0};
 constexpr double kRounding = sizeof(T) == 4 ? 0x1p-21 : (std::is_same<T, __half>::value ? 0x1p-11 : 0x1p-8);
+constexpr double kSmallest = std::is_same<T, __half>::value ? 0x1p-25 : 0;  // half of the smallest number
 constexpr double kScale = 0.2, kSoftcap = 5;
 constexpr float kUntouched = 7;
 
@@ -232,7 +237,8 @@ struct Problem {
         const double lse_limit = c.score_options ? 1e-4 : 1e-5;  // tanh is approximate
         double worst = total == 0 ? (got == -INFINITY ? 0 : INFINITY) : std::fabs(got - std::log(total)) / lse_limit;
         for (int e = 0; e < kDim; ++e) {
-            const double exact = sum == 0 ? 0 : o[e] / total, limit = sum == 0 ? 1e-30 : 8 * kRounding * size[e] / total;
+            const double exact = sum == 0 ? 0 : o[e] / total;
+            const double limit = sum == 0 ? 1e-30 : 8 * kRounding * size[e] / total + kSmallest;
             const double error = std::fabs(wide(out[row + e]) - exact) / (limit + (c.score_options ? 1e-4 * size[e] / total : 0));
             worst = error <= worst ? worst : error;  // NaN is the worst
         }
@@ -291,7 +297,7 @@ int main(int, char** argv) {
     kernel.decode = launch_decode<DecodeKernel>;
     DeviceProperties device;
     device.arch = 90, device.multiprocessors = 64, device.shared_memory_bytes = 227 << 10;
-    const cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, prefill_of(c, problem, device));
+    const cuda::DecodePlan plan = folder::plan_decode(kernel, problem, device, prefill_of(c, problem, device));
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
     late_copies = c.late != 0;

@@ -1,7 +1,8 @@
-// Runs the decode kernel of sm90 on the host, from the problem over the plan to the kernels, and compares it with double
-// precision: values that are channels of the keys, sequences of several lengths over a cache with pages or without, splits,
-// windows, new rows, pages that do not exist, and NaN in all rows of the cache that nobody may read. The argument is 0, or the
-// seed of a disorder, as of forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
+// Runs a decode kernel of sm90 on the host, from the problem over the plan to the kernels, and compares it with double
+// precision: values that are channels of the keys or, where keys and values have as many channels, a cache of their own;
+// sequences of several lengths over a cache with pages or without, splits, windows, new rows, pages that do not exist, and NaN in
+// all rows of the cache that nobody may read. The argument is 0, or the seed of a disorder, as of forward_sm90.cpp. Prints the
+// errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -15,7 +16,8 @@
 struct DecodeKernel {
     static constexpr KernelConfig config{"decode", Operation::decode, "sm90", KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
 };
-using T = sm90::DecodeTraits<DecodeKernel>::T;
+using T = ElementOf<DecodeKernel::config.dtype>;
+constexpr bool kInKeys = sm90::has_values_in_keys(DecodeKernel::config);
 constexpr int kDim = DecodeKernel::config.head_dim, kValues = DecodeKernel::config.head_dim_v, kUnused = 2, kPositions = 2100;
 constexpr double kRounding = DecodeKernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8, kScale = 0.06;
 constexpr double kSmallest = DecodeKernel::config.dtype == KernelType::f16_ ? 0x1p-25 : 0;  // half of the smallest number
@@ -42,7 +44,7 @@ struct Problem {
     const int batch, capacity, page, columns, pages;
     std::vector<int32_t> cu{0}, lengths, table, pads;
     int query_rows;
-    std::vector<T> q, k, news, out, wanted_k;
+    std::vector<T> q, k, v, news, new_values, out, wanted_k, wanted_v;
     std::vector<float> lse, sinks, cos, sin;
 
     explicit Problem(const Case& given)
@@ -55,6 +57,7 @@ struct Problem {
         query_rows = cu.back() + (c.dense ? 0 : kUnused);
         q = random<T>(size_t(query_rows) * c.heads() * kDim, c.size, generator);
         news = random<T>(size_t(cu.back() + 1) * c.heads_k * kDim, 1, generator);
+        if (!kInKeys) new_values = random<T>(news.size(), 1, generator);
         out.assign(size_t(query_rows) * c.heads() * kValues, T(kUntouched));
         lse.assign(size_t(query_rows) * c.heads(), kUntouched);
         sinks = random<float>(c.heads(), 1, generator);
@@ -81,13 +84,17 @@ struct Problem {
         std::shuffle(table.begin(), table.end(), generator);
         for (int i = 0; c.absent && i < batch * columns; i += c.absent) table[i] = i % 2 ? -1 : pages + i;
         k.assign(size_t(pages) * page * c.heads_k * kDim, T(NAN));
+        if (!kInKeys) v = k;
         for (int b = 0; b < batch; ++b)
             for (int j = first_seen(b); j < std::min(c.cached[b], capacity); ++j)
                 for (int h = 0; h < c.heads_k && has_page(b, j); ++h) {
+                    const std::vector<T> channels = random<T>(kDim, 1, generator);
+                    std::copy(channels.begin(), channels.end(), key(k, b, j, h));
+                    if (kInKeys) continue;
                     const std::vector<T> values = random<T>(kDim, 1, generator);
-                    std::copy(values.begin(), values.end(), key(k, b, j, h));
+                    std::copy(values.begin(), values.end(), key(v, b, j, h));
                 }
-        wanted_k = k;
+        wanted_k = k, wanted_v = v;
         for (int b = 0; b < batch; ++b)
             for (int i = 0; i < new_rows(b); ++i) append(b, i);
         for (int b = 0; c.page && b < batch; ++b)
@@ -97,7 +104,11 @@ struct Problem {
     void append(int b, int i) {
         const int j = c.cached[b] + i;
         if (j >= capacity || !has_page(b, j)) return;
-        for (int h = 0; h < c.heads_k; ++h) rotate(&news[(size_t(cu[b] + i) * c.heads_k + h) * kDim], key(wanted_k, b, j, h), j);
+        for (int h = 0; h < c.heads_k; ++h) {
+            const size_t from = (size_t(cu[b] + i) * c.heads_k + h) * kDim;
+            rotate(&news[from], key(wanted_k, b, j, h), j);
+            if (!kInKeys) std::copy_n(&new_values[from], kDim, key(wanted_v, b, j, h));
+        }
     }
     // Pairs from the two halves of the channels.
     void rotate(const T* from, T* to, int position) const {
@@ -122,8 +133,9 @@ struct Problem {
         p.seqlen_q = p.q_rows.capacity = p.q_rows.max_length = c.dense ? c.dense : query_rows;
         p.q_rows.batch = p.new_rows.batch = batch;
         if (!c.dense) p.q_rows.cu = cu.data();
-        p.cache.dtype = dtype, p.cache.capacity = capacity, p.cache.v_in_k = true;
+        p.cache.dtype = dtype, p.cache.capacity = capacity, p.cache.v_in_k = kInKeys;
         p.cache.k = view(k.data(), dtype, {pages, page, heads_k, kDim}), p.cache.v = p.cache.k, p.cache.v.shape[3] = kValues;
+        if (!kInKeys) p.cache.v.data = v.data();
         if (c.page) {
             p.cache.page_size = page, p.cache.pages = pages, p.cache.block_table = table.data();
             p.cache.block_table_stride[0] = columns, p.cache.block_table_stride[1] = 1;
@@ -146,6 +158,7 @@ struct Problem {
         if (!c.dense) p.new_rows.cu = cu.data();
         p.k_new = c.dense ? view(news.data(), dtype, {batch, c.dense, c.heads_k, kDim})
                           : view(news.data(), dtype, {cu.back(), c.heads_k, kDim});
+        if (!kInKeys) p.v_new = p.k_new, p.v_new.data = new_values.data();
         p.rotary_cos = view(cos.data(), DType::f32, {kPositions, kDim / 2}), p.rotary_sin = p.rotary_cos;
         p.rotary_sin.data = sin.data();
     }
@@ -165,14 +178,14 @@ struct Problem {
         double sum = 0, largest_value = 0;
         for (int j = 0; j < existing(b); ++j) {
             if (!sees(b, i, j)) continue;
-            const T* const x = key(wanted_k, b, j, h / c.group);
+            const T *const x = key(wanted_k, b, j, h / c.group), *const values = kInKeys ? x : key(wanted_v, b, j, h / c.group);
             double score = 0;
             for (int e = 0; e < kDim; ++e) score += wide(query[e]) * wide(x[e]);
             const double weight = std::exp(score * static_cast<float>(kScale));
             sum += weight;
             for (int e = 0; e < kValues; ++e) {
-                o[e] += weight * wide(x[e]), size[e] += weight * std::fabs(wide(x[e]));
-                largest_value = std::max(largest_value, std::fabs(wide(x[e])));
+                o[e] += weight * wide(values[e]), size[e] += weight * std::fabs(wide(values[e]));
+                largest_value = std::max(largest_value, std::fabs(wide(values[e])));
             }
         }
         const double total = sum + (c.sink ? std::exp(double{sinks[h]}) : 0);
@@ -191,6 +204,7 @@ struct Problem {
     int wrong() const {
         int count = 0;
         for (size_t i = 0; i < k.size(); ++i) count += !equal_or_nan(wide(k[i]), wide(wanted_k[i]));
+        for (size_t i = 0; i < v.size(); ++i) count += !equal_or_nan(wide(v[i]), wide(wanted_v[i]));
         for (size_t i = size_t(cu[batch]) * c.heads() * kValues; i < out.size(); ++i) count += wide(out[i]) != kUntouched;
         for (int h = 0; h < c.heads() && !c.dense; ++h)
             for (int i = cu[batch]; i < query_rows; ++i) count += lse[size_t(h) * query_rows + i] != kUntouched;
@@ -218,10 +232,10 @@ bool check(const Case& c) {
             for (int h = 0; h < c.heads(); ++h) worst = larger_error(worst, p.worst(b, i, h));
     const bool good = worst <= 1 && wrong == 0;
     std::printf(
-        "%s page %d heads %d x %d rows %d splits %d (%d) window %d causal %d append %d absent %d size %g: "
+        "%s page %d heads %d x %d rows %d splits %d (%d) window %d causal %d append %d absent %d size %g, %s: "
         "%.2g times the limit, %d wrong elements\n",
         good ? "ok" : "WRONG", c.page, c.heads_k, c.group, c.dense, c.splits, int(plan.splits), c.window, c.causal, c.append,
-        c.absent, c.size, worst, wrong);
+        c.absent, c.size, plan.instance.name, worst, wrong);
     return good;
 }
 

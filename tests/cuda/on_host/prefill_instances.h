@@ -5,10 +5,13 @@
 
 #include "cuda/sm90/prefill.cuh"
 
+#ifndef PREFILL_DIMS  // where HEAD_DIM is not that of the kernel
+#define PREFILL_DIMS HEAD_DIM, HEAD_DIM_V
+#endif
+
 struct PrefillKernel {
     static constexpr libflash::cuda::KernelConfig config{
-        "prefill", libflash::Operation::prefill, "sm90", libflash::cuda::KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, PREFILL_TILE,
-        ""};
+        "prefill", libflash::Operation::prefill, "sm90", libflash::cuda::KernelType::DTYPE, PREFILL_DIMS, PREFILL_TILE, ""};
 };
 
 extern template int libflash::cuda::launch_prefill<PrefillKernel>(const libflash::cuda::PrefillPlan&,

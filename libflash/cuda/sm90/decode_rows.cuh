@@ -1,0 +1,144 @@
+// Decode for sm_90a where many query rows share a key head, up to 128 channels: nodes of trees, several new rows, large groups of
+// heads. Rows are appended and splits combined by the kernels of sm80.
+//
+// A thread block has 64 or 128 rows of one sequence, packed from query rows and the heads that share a key head, and one range of
+// keys: a consumer warpgroup for each 64 rows (decode_rows_consumer.cuh) and a producer warp (decode_rows_producer.cuh).
+#pragma once
+
+#include "cuda/attention/launch_dependent.cuh"
+#include "cuda/params.h"
+#include "cuda/ptx/dependent_launch.cuh"
+#include "cuda/sm90/decode_rows_consumer.cuh"
+#include "cuda/sm90/decode_rows_producer.cuh"
+#include "cuda/sm90/forward_tensor_maps.cuh"
+#include "cuda/sm90/warp_roles.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct DecodeRowsBlock {
+    static constexpr int kSharedBytes =
+        shared_bytes_of_kernel<DecodeRowsStorage<Traits>, DecodeRowsTiles<Traits>, Traits::KTile::kAlignment>();
+    static_assert(Traits::kBlocksAtOnce * (kSharedBytes + 1024) <= 228 * 1024, "CUDA reserves 1 KB for each");
+
+    const DecodeRowsContext<Traits>& context;
+    const DecodeRowsProducer<Traits> producer{context};
+    const DecodeRowsConsumer<Traits> consumer{context};
+
+    __device__ __forceinline__ void run() const {
+        if (threadIdx.x == 0) {
+            tma_prefetch_map(context.maps.k);
+            tma_prefetch_map(context.maps.v);
+            context.storage.init();
+        }
+        wait_for_previous_kernel();
+        allow_next_kernel();
+        if (!find_work_tile()) return;
+        const DecodeWorkTile& work_tile = context.storage.work_tile;
+        if (work_tile.tiles == 0) return store_without_keys<Traits>(context.params, work_tile.rows);
+        const int warp = uniform_warp();
+        if (warp == Traits::kConsumers / 32) {
+            producer.run();
+        } else {
+            consumer.run(warp);
+        }
+    }
+
+private:
+    // Heads vary fastest, then splits, then tiles: thread blocks without a tile, of which there may be many, come last. Those of
+    // one sequence and head still run at about the same time, and find the keys in the L2 cache. False: there is no such tile.
+    __device__ __forceinline__ bool find_work_tile() const {
+        const DecodeParams& params = context.params;
+        const int index = static_cast<int>(blockIdx.x), range = divide(index, params.by_heads),
+                  head = index - range * params.heads_k, tile_of_all = divide(range, params.by_splits),
+                  split = range - tile_of_all * params.splits;
+        const RaggedTile tile = params.ragged.most_rows > 0 ? find_short_tile<Traits::kBlockM>(params, tile_of_all)
+                                                            : find_ragged_tile(params, tile_of_all, Traits::kBlockM);
+        if (tile.batch < 0) return false;
+        if (threadIdx.x < Traits::kBlockM) describe(tile, head, split);
+        __syncthreads();
+        return true;
+    }
+    // One thread for each row.
+    __device__ __forceinline__ void describe(const RaggedTile& tile, int head, int split) const {
+        const DecodeParams& params = context.params;
+        const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);
+        const int first = tile.tile * Traits::kBlockM, rows = min(Traits::kBlockM, sequence.rows * params.group_size - first);
+        const int first_row = divide(first, params.by_group), last_row = divide(first + rows - 1, params.by_group);
+        const int own = min(first + static_cast<int>(threadIdx.x), first + rows - 1), query = divide(own, params.by_group);
+        const RaggedKeys keys(params, sequence, first_row, last_row, split, Traits::kBlockN);
+        const VisibleRange seen = keys.range(keys.tree_bits(), query);
+        context.storage.seen[threadIdx.x] = make_int2(max(seen.begin, keys.first), min(seen.end, keys.last));
+        if (params.alibi_slopes.data) {
+            const int of_all = head * params.group_size + own - query * params.group_size;
+            context.storage.slope[threadIdx.x] =
+                head_number<typename Traits::T>(params.alibi_slopes, tile.batch, of_all) * kLog2e;
+        }
+        if (threadIdx.x > 0) return;
+        context.storage.shift = keys.shift;
+        context.storage.work_tile =
+            make_decode_work_tile({tile.batch, head, split, first, rows, sequence}, keys, Traits::kBlockN);
+    }
+};
+
+template <class Kernel, int kWarpgroups>
+__global__ void __launch_bounds__(DecodeRowsTraits<Kernel, kWarpgroups>::kThreads,
+                                  DecodeRowsTraits<Kernel, kWarpgroups>::kBlocksAtOnce)
+    decode_rows_kernel(const __grid_constant__ DecodeParams params, const __grid_constant__ DecodeRowsTensorMaps maps) {
+    extern __shared__ __align__(1024) char shared[];
+    using Traits = DecodeRowsTraits<Kernel, kWarpgroups>;
+    const DecodeRowsContext<Traits> context(params, maps, Traits::KTile::align(shared));
+    DecodeRowsBlock<Traits>{context}.run();
+}
+
+// The maps of the caches: page or entry, key head, row, channel.
+template <class Traits>
+cudaError_t encode_caches(DecodeRowsTensorMaps* maps, const DecodeParams& params) {
+    using T = typename Traits::T;
+    const CacheParams& cache = params.cache;
+    const int64_t rows = cache.table ? static_cast<int64_t>(cache.page_size.divisor) : cache.capacity;
+    maps->box_rows = box_rows(cache, Traits::kBlockN);
+    const cudaError_t error =
+        encode_map<T>(&maps->k, extent(cache.k, params.head_dim, rows, params.heads_k, cache.pages), maps->box_rows);
+    if (error != cudaSuccess) return error;
+    return encode_map<T>(&maps->v, extent(cache.v, params.head_dim_v, rows, params.heads_k, cache.pages), maps->box_rows);
+}
+
+template <class Kernel, int kWarpgroups>
+int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
+    const LaunchShape& shape = plan.attention;
+    const auto kernel = decode_rows_kernel<Kernel, kWarpgroups>;
+    DecodeRowsTensorMaps maps{};
+    cudaError_t error = encode_caches<DecodeRowsTraits<Kernel, kWarpgroups>>(&maps, params);
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+    if (error != cudaSuccess) return error;
+    return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params, maps);
+}
+
+// Of all instances.
+template <class Kernel>
+int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
+    if (plan.attention.blocks == 0) return cudaSuccess;
+    return plan.instance.number == kDecodeOf128Rows.number ? launch_decode_rows<Kernel, 2>(plan, params, stream)
+                                                           : launch_decode_rows<Kernel, 1>(plan, params, stream);
+}
+
+// The results have the type of the queries.
+template <class Kernel>
+int launch_combine_rows(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
+    if (plan.combine.blocks == 0) return cudaSuccess;
+    using T = ElementOf<Kernel::config.dtype>;
+    return launch_dependent(combine_kernel<Kernel, T, T>, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes,
+                            stream, plan.dependent_launch, params);
+}
+
+template <class Kernel>
+constexpr KernelResources resources_of_decode_rows(int instance) {
+    using One = DecodeRowsTraits<Kernel, 1>;
+    using Two = DecodeRowsTraits<Kernel, 2>;
+    return instance == kDecodeOf128Rows.number ? KernelResources{Two::kThreads, DecodeRowsBlock<Two>::kSharedBytes}
+                                               : KernelResources{One::kThreads, DecodeRowsBlock<One>::kSharedBytes};
+}
+
+}  // namespace libflash::cuda::sm90

@@ -1,0 +1,157 @@
+// A consumer warpgroup of the sm_90a decode kernel for many rows. It has 64 rows of the work tile, with Q, P and O in registers,
+// and goes through all tiles of keys: S = Q K^T, the softmax, O += P V. One after the other: the memory limits the kernel, and
+// another warpgroup of the multiprocessor multiplies meanwhile.
+#pragma once
+
+#include "cuda/ptx/uniform.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/decode_rows_results.cuh"
+#include "cuda/sm90/decode_rows_scores.cuh"
+#include "cuda/sm90/decode_softmax.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct DecodeRowsConsumer {
+    using T = typename Traits::T;
+    using KTile = typename Traits::KTile;
+    using VTile = typename Traits::VTile;
+    using Softmax = DecodeSoftmax<Traits>;
+    static constexpr int kBlockN = Traits::kBlockN, kSteps = Traits::kHeadDim / 16, kSums = Traits::kHeadDimV / 2;
+
+    const DecodeRowsContext<Traits>& context;
+
+    struct State {
+        int group, warp, lane, row;  // warp: of the warpgroup; row: the first one of the thread, of the work tile
+        uint32_t q[kSteps][4];
+        typename Softmax::Scores s;
+        typename Softmax::Fragments p;
+        float o[kSums];
+        Softmax softmax;
+    };
+
+    // `warp`: of all consumers.
+    __device__ __forceinline__ void run(int warp) const {
+        State c;
+        c.group = Traits::kGroups > 1 ? warp / 4 : 0, c.warp = warp % 4, c.lane = static_cast<int>(threadIdx.x & 31);
+        c.row = c.group * Traits::kGroupRows + 16 * c.warp + c.lane / 4;
+        if (Traits::kGroups > 1 && c.group * Traits::kGroupRows >= work_tile().rows.rows) return skip_tiles(c.lane);
+        load_queries(c);
+        c.softmax.clear();
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) c.o[i] = 0.0f;
+        PipelineState<Traits::kStages> k(context.storage.k), v(context.storage.v);
+        const int tiles = work_tile().tiles;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            const uint32_t absent = compute_scores(c, k);
+            compute_probabilities(c, tile, absent);
+            v.wait_full();
+            zero_values(c, tile, v.stage);
+            add_values(c, v);
+        }
+        DecodeRowsResults<Traits>{context, c.lane, c.row}.finish(c.softmax, c.o);
+    }
+
+private:
+    __device__ __forceinline__ const DecodeWorkTile& work_tile() const { return context.storage.work_tile; }
+
+    // Of a warpgroup without rows: only releases what the producer loads.
+    __device__ __forceinline__ void skip_tiles(int lane) const {
+        PipelineState<Traits::kStages> k(context.storage.k), v(context.storage.v);
+        const int tiles = work_tile().tiles;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            k.wait_full();
+            release(k, lane);
+            v.wait_full();
+            release(v, lane);
+        }
+    }
+
+    __device__ __forceinline__ static void release(PipelineState<Traits::kStages>& state, int lane) {
+        if (arrives_for_warp(lane)) state.empty().arrive();
+        state.advance();
+    }
+
+    // Fragments of Q, as an A operand in registers. Rows and channels that do not exist are zeros.
+    __device__ __forceinline__ void load_queries(State& c) const {
+        const DecodeParams& params = context.params;
+        const RaggedWorkTile& rows = work_tile().rows;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = c.row + 8 * r;
+            const bool exists = row < rows.rows;
+            const int packed = rows.first_row + (exists ? row : 0), query = divide(packed, params.by_group);
+            const int head = rows.head_k * params.group_size + packed - query * params.group_size;
+            const T* const from = static_cast<const T*>(params.q.data) + rows.batch * params.q.batch +
+                                  (rows.sequence.start + query) * params.q.row + head * params.q.head;
+#pragma unroll
+            for (int half = 0; half < 2 * kSteps; ++half) {
+                const int channel = 8 * half + c.lane % 4 * 2;
+                c.q[half / 2][half % 2 * 2 + r] =
+                    exists && channel < params.head_dim ? *reinterpret_cast<const uint32_t*>(from + channel) : 0;
+            }
+        }
+    }
+
+    // s = Q K^T. Returns the units of 16 keys that do not exist.
+    __device__ __forceinline__ uint32_t compute_scores(State& c, PipelineState<Traits::kStages>& k) const {
+        k.wait_full();
+        const uint32_t absent = context.storage.absent[k.stage], keys = uniform(context.tiles.k(k.stage));
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            Wgmma<T, kBlockN>::template multiply<false>(c.s, c.q[step], KTile::k_major_operand(keys, step), step > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.s);
+        release(k, c.lane);
+        return absent;
+    }
+
+    // s becomes P, and p P in 16 bits.
+    __device__ __forceinline__ void compute_probabilities(State& c, int tile, uint32_t absent) const {
+        const DecodeRowsScores<Traits> scores{context, c.row, c.lane % 4 * 2};
+        const int first_key = work_tile().begin + tile * kBlockN;
+        const float scale_log2 = scores.apply_options(c.s, first_key);
+        if (work_tile().is_edge(first_key, kBlockN)) scores.mask(c.s, first_key);
+        if (absent) scores.hide_absent(c.s, absent);
+        if (c.softmax.exponentiate(c.s, scale_log2)) {
+#pragma unroll
+            for (int i = 0; i < kSums; ++i) c.o[i] *= c.softmax.factor[i / 2 % 2];
+        }
+        Softmax::round(c.s, c.p);
+    }
+
+    // Values of keys outside the split may be NaN or infinity, and products multiply these by 0. Each warpgroup zeroes all of
+    // them, so that none waits for another.
+    __device__ __forceinline__ void zero_values(const State& c, int tile, int stage) const {
+        const int first_key = work_tile().begin + tile * kBlockN;
+        const int before = work_tile().first - first_key, count = work_tile().last - first_key;
+        if (before <= 0 && count >= kBlockN) return;
+        constexpr int kVectors = Traits::kHeadDimV / 8;
+#pragma unroll 1
+        for (int i = 32 * c.warp + c.lane; i < kBlockN * kVectors; i += 128) {
+            const int row = i / kVectors;
+            if (row < before || row >= count) store_zeros_16(context.tiles.v(stage) + VTile::offset(row, i % kVectors));
+        }
+        fence_shared_for_async();
+        named_barrier_wait(1 + c.group, 128);
+    }
+
+    // o += P V.
+    __device__ __forceinline__ void add_values(State& c, PipelineState<Traits::kStages>& v) const {
+        const uint32_t values = uniform(context.tiles.v(v.stage));
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kBlockN / 16; ++step)
+            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(c.o, c.p[step], VTile::mn_major_operand(values, step), true);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.o);
+        release(v, c.lane);
+    }
+};
+
+}  // namespace libflash::cuda::sm90

@@ -1,0 +1,27 @@
+// The constants of the sm_90a decode kernel for many rows of a key head: tiles, warps, and how the shared memory is divided.
+#pragma once
+
+#include "cuda/attention/element.cuh"
+#include "cuda/sm90/decode_rows_instance.h"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// kWarpgroups: of consumers, each with 64 query rows of a thread block. They share the keys.
+template <class Kernel, int kWarpgroups>
+struct DecodeRowsTraits {
+    static constexpr KernelConfig config = Kernel::config;
+    using T = ElementOf<config.dtype>;
+    static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
+    static constexpr int kGroups = kWarpgroups, kGroupRows = 64;
+    static constexpr int kBlockM = kGroups * kGroupRows, kBlockN = config.tile_k;
+    static_assert(config.tile_q == kGroupRows && kBlockN == 64, "rows of a product; bits of a tree");
+    // The producer is one warp, after the consumers. There are registers for all without setmaxnreg.
+    static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 32;
+    static constexpr int kStages = decode_rows_stages(config, kGroups), kBlocksAtOnce = decode_rows_blocks_at_once(kGroups);
+    using KTile = SwizzledTile<kBlockN, kHeadDim>;
+    using VTile = SwizzledTile<kBlockN, kHeadDimV>;
+    static constexpr int kTileBytes = kStages * (KTile::kBytes + VTile::kBytes);
+};
+
+}  // namespace libflash::cuda::sm90
