@@ -198,6 +198,8 @@ OPTIONS = (
     Option("kernel", TEXT, None, MERGE, operator="str? kernel_name=None", jax=False),
 )
 
+SCORE_NUMBERS = tuple(option.name for option in OPTIONS if option.kind is NUMBER and option.operations == SCORES)
+
 
 def options_of(operation: str) -> Iterator[Option]:
     """Of libflash.attention, attention_backward, decode, merge or cache_write."""
