@@ -22,5 +22,5 @@ def test_no_cuda_kernel_knows_it(lib: c.CDLL, device: str, operation: str, optio
     rows = tensor(2, 256, 8, 64)
     assert lines_of(explain(lib, operation, (rows, rows, rows)))["kernel"][0].startswith(operation)
     lines = lines_of(explain(lib, operation, (rows, rows, rows), **options))
-    assert lines["kernel"] == ["none"]
-    assert reason in " ".join(lines["before"]), lines
+    assert lines["kernel"] == ["none: UNSUPPORTED"]
+    assert reason in " ".join(lines["because"]), lines
