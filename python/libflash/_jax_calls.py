@@ -66,7 +66,7 @@ for _name, _platform, _capsule in _jax_ffi.handlers():
 
 
 class Options(NamedTuple):
-    """The numbers of a call: static, part of the compiled program."""
+    """The numbers of a call: static, part of the compiled program. python/write_options writes those of the list of options."""
 
     flags: int = 0
     layout: str = "bshd"

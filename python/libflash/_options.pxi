@@ -1,4 +1,5 @@
-# Conversion of keyword arguments to the option structs of the C library.
+# Conversion of keyword arguments to the option structs of the C library. python/write_options writes the lists of names and the
+# conversions of numbers.
 
 cdef enum Layout:
     BSHD = 0
