@@ -52,7 +52,7 @@ def test_a_new_option_is_written_to_the_places_that_contributing_names(option: O
     found = {str(path.relative_to(ROOT)): text for path, text in option_places.changed(More(option)).items()}
     assert all("score_scale" in text for text in found.values())
     assert set(found) | {"python/libflash/_capi.pxd"} == WRITTEN  # that one has what the header has
-    assert "score_scale=1.0, alibi_slopes=None" in found["python/libflash/_core.pyx"]
+    assert re.search(r"softcap=0.0,\s+score_scale=1.0,", found["python/libflash/_core.pyx"])
     assert 'made.score_scale = number(score_scale, "score_scale")\n' in found["python/libflash/_options.pxi"]
 
 
