@@ -106,12 +106,13 @@ typedef struct tensors_t {
 
 enum { LAYOUT_BSHD, LAYOUT_BHSD, LAYOUT_SBHD };
 
+/* python/write_options writes the numbers of the list of options, and their rows in the table of request.c. */
 typedef struct attributes_t {
     int64_t operands; /* the bits above */
     int64_t flags;    /* FLASH_FLAG_... */
     int64_t layout;   /* order of the axes of q, k, v, out and their gradients */
-    int64_t window_left, window_right, max_seqlen_q, max_seqlen_k, num_splits, split_size, shard_count, shard_index, shard_keys,
-        num_threads, seed, offset, head_begin, heads_total;
+    int64_t num_threads, window_left, window_right, seed, offset, max_seqlen_q, max_seqlen_k, num_splits, split_size, head_begin,
+        heads_total, shard_count, shard_index, shard_keys;
     int64_t head_dim_v; /* DECODE: if not 0, of values that are channels of k_cache */
     double softmax_scale, softcap, dropout_p;
     char backend[32], kernel[96];

@@ -1,4 +1,4 @@
-# Declarations of include/libflash.h, in its order. The header documents them.
+# Declarations of include/libflash.h, in its order. The header documents them. python/write_options writes the structs of options.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 

@@ -244,10 +244,10 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         return by_adapter(source, "attention", (q, k, v), ATTENTION_DEFAULTS, dict(
             causal=causal, causal_align=causal_align, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
             alibi_slopes=alibi_slopes, bias=bias, mask=mask, learnable_sink=learnable_sink, block_mask=block_mask,
-            dropout_p=dropout_p, seed=seed, offset=offset, layout=layout, cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q,
-            seqused_k=seqused_k, num_splits=num_splits, return_lse=return_lse, out=out, lse=lse, max_logit=max_logit,
-            entropy=entropy, stream=stream, backend=backend, kernel=kernel))
+            dropout_p=dropout_p, seed=seed, offset=offset, layout=layout, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, num_splits=num_splits,
+            return_lse=return_lse, out=out, lse=lse, max_logit=max_logit, entropy=entropy, stream=stream, backend=backend,
+            kernel=kernel))
     cdef Layout axes = layout_of(layout)
     cdef object out_array = out
     cdef object lse_array = lse
@@ -256,9 +256,9 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         borrow(&call, q, "q", &tq)
         borrow(&call, k, "k", &tk)
         borrow(&call, v, "v", &tv)
-        attention_options(&call, &extras, &options, causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes,
-                          bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k,
-                          max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel)
+        attention_options(&call, &extras, &options, causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes, bias,
+                          mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                          max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel)
         shard_options(&call, &extras, &options, row_begin, row_step, column_begin, column_step, row_positions, column_positions,
                       sequence_numbers, head_begin, heads_total, sm_margin)
         if flag(resume, "resume"):

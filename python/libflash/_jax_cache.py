@@ -10,7 +10,20 @@ import jax.numpy as jnp
 
 from ._errors import InvalidError
 from ._jax_calls import CACHE_WRITE, DECODE, INTERLEAVED, INVARIANT_ROWS, Options
-from ._jax_options import array, arrays_of, flags, integer, lengths, one_of, operands, real, switch, text, window
+from ._jax_options import (
+    array,
+    arrays_among,
+    arrays_of,
+    flags,
+    integer,
+    lengths,
+    one_of,
+    operands,
+    scale_array,
+    static_options,
+    switch,
+    text,
+)  # fmt: skip
 from ._jax_primitives import bind, call_of
 
 Array = jax.Array
@@ -69,47 +82,17 @@ def decode(
     out or (out, lse); with k followed by what is written: k_cache, v_cache (if given), then those of k_scale and v_scale that
     have more than 2 dimensions, and k_rope_cache
     """
+    given = dict(locals())
     return_lse = switch(return_lse, "return_lse")
     check_new_rows(k, v, v_cache, head_dim_v, k_cache)
     options = Options(
         flags=flags(causal, "bottom_right", window_size, softmax_scale)
         | (INTERLEAVED if switch(rotary_interleaved, "rotary_interleaved") and rotary_cos is not None else 0)
         | (INVARIANT_ROWS if switch(invariant, "invariant") else 0),
-        head_dim_v=0 if head_dim_v is None else integer(head_dim_v, "head_dim_v"),
-        **window(window_size),  # type: ignore[arg-type]
-        softmax_scale=0.0 if softmax_scale is None else real(softmax_scale, "softmax_scale"),
-        softcap=0.0 if softcap is None else real(softcap, "softcap"),
-        num_splits=integer(num_splits, "num_splits"),
-        split_size=integer(split_size, "split_size"),
+        **static_options("decode", given),
         **shard_options(shard),
-        backend=text(backend, "backend"),
-        kernel=text(kernel, "kernel"),
     )
-    extras = operands(
-        dict(
-            cache_seqlens=cache_seqlens,
-            block_table=block_table,
-            cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad,
-            k=k,
-            v=v,
-            rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin,
-            alibi_slopes=alibi_slopes,
-            learnable_sink=learnable_sink,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_new=cu_seqlens_new,
-            q_positions=q_positions,
-            tree_mask=tree_mask,
-            cu_seqlens_tree=cu_seqlens_tree,
-            shared_groups=shared_groups,
-            shared_lens=shared_lens,
-            k_scale=scale_array(k_scale),
-            v_scale=scale_array(v_scale),
-            k_rope_cache=k_rope_cache,
-            k_rope=k_rope,
-        )
-    )
+    extras = arrays_among("decode", given)
     if cache_dtype is not None:
         one_of(cache_dtype, CODES, "cache_dtype")
     caches = arrays_of(k_cache=k_cache) if v_cache is None else arrays_of(k_cache=k_cache, v_cache=v_cache)
@@ -152,11 +135,6 @@ def as_given(results: list[Array], caches: list[Array]) -> list[Array]:
     pairs = zip(results, caches, strict=False)
     made = [x if x.dtype == old.dtype else jax.lax.bitcast_convert_type(x, old.dtype) for x, old in pairs]
     return [*made, *results[len(made) :]]
-
-
-def scale_array(scale: float | Array | None) -> Array | None:
-    """A number is one scale for all."""
-    return jnp.full(1, scale, jnp.float32) if isinstance(scale, (int, float)) else scale
 
 
 def check_new_rows(k: Any, v: Any, v_cache: Any, head_dim_v: Any, k_cache: Any) -> None:

@@ -66,26 +66,26 @@ for _name, _platform, _capsule in _jax_ffi.handlers():
 
 
 class Options(NamedTuple):
-    """The numbers of a call: static, part of the compiled program."""
+    """The numbers of a call: static, part of the compiled program. python/write_options writes those of the list of options."""
 
     flags: int = 0
     layout: str = "bshd"
     window_left: int = 0
     window_right: int = 0
+    softmax_scale: float = 0.0
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    seed: int = 0
+    offset: int = 0
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
     num_splits: int = 0
     split_size: int = 0
+    head_begin: int = 0
+    heads_total: int = 0
     shard_count: int = 0
     shard_index: int = 0
     shard_keys: int = 0
-    seed: int = 0
-    offset: int = 0
-    head_begin: int = 0
-    heads_total: int = 0
-    softmax_scale: float = 0.0
-    softcap: float = 0.0
-    dropout_p: float = 0.0
     backend: str = ""
     kernel: str = ""
     head_dim_v: int = 0  # decode without v_cache

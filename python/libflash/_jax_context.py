@@ -21,7 +21,7 @@ from ._jax_calls import Options, vary, varying_axes
 from ._jax_context_heads import Heads
 from ._jax_context_ring import Ring, gathered_attention, ring_attention
 from ._jax_derivatives import NO_GRADIENT_OF_SLOPES
-from ._jax_options import arrays_of, flags, operands, random_state, real, switch, text, window
+from ._jax_options import arrays_among, arrays_of, flags, random_state, static_options, switch, window
 
 Array = jax.Array
 Axes = str | tuple[str, str]
@@ -85,6 +85,7 @@ def context_parallel_attention(
     ------
     As attention. UnsupportedError on GPUs for alibi_slopes, but with scheme "heads".
     """
+    arguments = dict(locals())
     return_lse = switch(return_lse, "return_lse")
     q, k, v = arrays_of(q=q, k=k, v=v)
     sizes_of_axes = tuple(jax.lax.axis_size(name) for name in axis_names(axis_name))
@@ -95,13 +96,9 @@ def context_parallel_attention(
         raise InvalidError("seed is None; with dropout_p it must be given, and be the same on all devices")
     options = Options(
         flags=flags(causal, "bottom_right", window_size, softmax_scale, deterministic),
-        **window(window_size),  # type: ignore[arg-type]
-        softmax_scale=0.0 if softmax_scale is None else real(softmax_scale, "softmax_scale"),
-        softcap=0.0 if softcap is None else real(softcap, "softcap"),
-        dropout_p=real(dropout_p, "dropout_p"),
-        backend=text(backend, "backend"),
+        **static_options("attention", arguments),
     )
-    extras = operands({"alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink})
+    extras = arrays_among("attention", arguments)
     if "alibi_slopes" in extras:
         extras["alibi_slopes"] = without_gradient(extras["alibi_slopes"])
     check_heads(extras, q.shape[-2])

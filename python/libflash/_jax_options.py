@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from . import _core, _option_list
 from ._errors import InvalidError, UnsupportedError
 from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
-from ._option_list import names_of
+from ._option_list import OPTIONS, Option, names_of
 
 Array: TypeAlias = Any  # of JAX or NumPy
 INT32 = np.iinfo(np.int32)
@@ -86,6 +87,34 @@ def flags(causal: Any, causal_align: str, window_size: Any, softmax_scale: Any, 
     return value | (DETERMINISTIC if switch(deterministic, "deterministic") else 0)
 
 
+def static_options(function: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The numbers and texts among the arguments, as fields of Options."""
+    made: dict[str, Any] = window(given["window_size"])
+    for option, read, zero in STATIC[function]:
+        if option.name in given:
+            value = given[option.name]
+            made[option.name] = zero if value is None and takes_none(option) else read(value, option.name)
+    return made
+
+
+def takes_none(option: Option) -> bool:
+    return option.default is None or option.nullable
+
+
+def options_of(function: str) -> list[Option]:
+    return [option for option in OPTIONS if function in option.functions and option.jax]
+
+
+READERS: dict[str, tuple[Callable[[Any, str], Any], Any]] = {"float": (real, 0.0), "int": (integer, 0), "str": (text, "")}
+STATIC = {
+    function: [
+        (option, *READERS[option.kind.type])
+        for option in options_of(function)
+        if option.kind in (_option_list.NUMBER, _option_list.INTEGER, _option_list.TEXT)
+    ]
+    for function in ("attention", "decode")
+}
+
 # -- arrays
 
 
@@ -131,6 +160,23 @@ def operands(given: dict[str, Any]) -> dict[str, Array]:
         for name, x in given.items()
         if x is not None
     }
+
+
+def arrays_among(function: str, given: dict[str, Any]) -> dict[str, Array]:
+    """The optional arrays among the arguments that were given."""
+    return operands({option.name: as_array(option, given[option.name]) for option in ARRAYS[function] if option.name in given})
+
+
+ARRAYS = {function: [option for option in options_of(function) if option.kind.array] for function in ("attention", "decode")}
+
+
+def as_array(option: Option, value: Any) -> Any:
+    return scale_array(value) if option.kind is _option_list.SCALES else value
+
+
+def scale_array(scale: float | Array | None) -> Array | None:
+    """A number is one scale for all."""
+    return jnp.full(1, scale, jnp.float32) if isinstance(scale, (int, float)) else scale
 
 
 def four_dimensions(x: Any, name: str) -> Array:

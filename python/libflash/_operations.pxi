@@ -131,9 +131,9 @@ def attention_backward(
         borrow(&call, dout, "dout", &tdout)
         borrow(&call, out, "out", &tout)
         borrow(&call, lse, "lse", &tlse)
-        attention_options(&call, &extras, &options, causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes,
-                          bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k,
-                          max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel)
+        attention_options(&call, &extras, &options, causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes, bias,
+                          mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                          max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel)
         shard_options(&call, &extras, &options, row_begin, row_step, column_begin, column_step, row_positions, column_positions,
                       sequence_numbers, head_begin, heads_total, sm_margin)
         if flag(deterministic, "deterministic"):
@@ -323,10 +323,9 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         borrow(&call, q, "q", &tq)
         borrow_caches(&call, k_cache, v_cache, head_dim_v, cache_dtype, role, &tk, &tv)
         decode_options(&call, &extras, &options, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos,
-                       rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
-                       learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, cu_seqlens_q,
-                       cu_seqlens_new, q_positions, tree_mask, cu_seqlens_tree, shared_groups, shared_lens, shard, invariant,
-                       backend, kernel)
+                       rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes, learnable_sink,
+                       num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, cu_seqlens_q, cu_seqlens_new, q_positions,
+                       tree_mask, cu_seqlens_tree, shared_groups, shared_lens, shard, invariant, backend, kernel)
         check_new_rows(k, v, v_cache)
         if tq.ndim != (4 if cu_seqlens_q is None else 3) or tv.ndim != 4:
             raise InvalidError(f"q and v_cache have {tq.ndim} and {tv.ndim} dimensions; both need 4, (batch, seqlen, heads, "

@@ -1,9 +1,9 @@
 """The options of attention, attention_backward, decode, merge and cache_write: each is stated here once.
 
 From this list come the defaults of explain(), the schemas of the PyTorch operators, and what the adapters know about groups of
-options. The tests in tests/options check that everything else agrees with it: signatures, stubs, the C structs, and the
-attributes and operands of the JAX adapter. To add an option, add it here and run those tests, which name each place that lacks
-it.
+options. `python python/write_options` writes it to the places that repeat it: signatures and calls of Cython, types, the JAX
+adapter. The tests in tests/options check these and everything else that must agree, the C structs and the operands of the JAX
+adapter too. To add an option see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -197,6 +197,9 @@ OPTIONS = (
     Option("kernel", TEXT, None, SCORES + WRITE, operator="str? kernel_name=None"),
     Option("kernel", TEXT, None, MERGE, operator="str? kernel_name=None", jax=False),
 )
+
+# The numbers that scores depend on in every operation: context_parallel_attention takes them too.
+SCORE_NUMBERS = tuple(option.name for option in OPTIONS if option.kind is NUMBER and option.operations == SCORES)
 
 
 def options_of(operation: str) -> Iterator[Option]:

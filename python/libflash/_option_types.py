@@ -1,6 +1,7 @@
 """The options for type checkers and editors: one list an operation, which overloads and adapters share.
 
 `A` is what an option's array may be: any array with DLPack for libflash.attention, a tensor for libflash.torch.
+python/write_options writes ScoreOptions, AttentionOptions and DecodeOptions.
 """
 
 from __future__ import annotations

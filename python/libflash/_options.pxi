@@ -1,4 +1,5 @@
-# Conversion of keyword arguments to the option structs of the C library.
+# Conversion of keyword arguments to the option structs of the C library. python/write_options writes the lists of names and the
+# conversions of numbers.
 
 cdef enum Layout:
     BSHD = 0
@@ -145,9 +146,9 @@ cdef uint32_t mask_flags(object causal, object causal_align, object window_size,
 
 
 cdef int attention_options(
-        Call *call, Extras *extras, flash_attention_options_t *made, causal, causal_align, window_size, softmax_scale,
-        softcap, alibi_slopes, bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q,
-        cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel) except -1:
+        Call *call, Extras *extras, flash_attention_options_t *made, causal, causal_align, window_size, softmax_scale, softcap,
+        alibi_slopes, bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+        max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel) except -1:
     extras.count = 0
     memset(made, 0, sizeof(flash_attention_options_t))
     made.struct_size = sizeof(flash_attention_options_t)
@@ -188,10 +189,10 @@ cdef int attention_options(
 
 cdef int attention_options_from(Call *call, Extras *extras, flash_attention_options_t *made, dict o) except -1:
     return attention_options(
-        call, extras, made, o["causal"], o["causal_align"], o["window_size"], o["softmax_scale"], o["softcap"],
-        o["alibi_slopes"], o["bias"], o["mask"], o["learnable_sink"], o["block_mask"], o["dropout_p"], o["seed"], o["offset"],
-        o["cu_seqlens_q"], o["cu_seqlens_k"], o["max_seqlen_q"], o["max_seqlen_k"], o["seqused_q"], o["seqused_k"],
-        o["num_splits"], o["backend"], o["kernel"])
+        call, extras, made, o["causal"], o["causal_align"], o["window_size"], o["softmax_scale"], o["softcap"], o["alibi_slopes"],
+        o["bias"], o["mask"], o["learnable_sink"], o["block_mask"], o["dropout_p"], o["seed"], o["offset"], o["cu_seqlens_q"],
+        o["cu_seqlens_k"], o["max_seqlen_q"], o["max_seqlen_k"], o["seqused_q"], o["seqused_k"], o["num_splits"], o["backend"],
+        o["kernel"])
 
 
 cdef int begins(Call *call, Extras *extras, object x, str name, int64_t *number,
@@ -260,10 +261,10 @@ cdef int block_lists(Call *call, object block_mask, flash_block_lists_t *lists) 
 
 
 cdef int decode_options(
-        Call *call, Extras *extras, flash_decode_options_t *made, cache_seqlens, block_table, cache_batch_idx, cache_leftpad,
-        k, v, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
-        learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, cu_seqlens_q, cu_seqlens_new,
-        q_positions, tree_mask, cu_seqlens_tree, shared_groups, shared_lens, shard, invariant, backend, kernel) except -1:
+        Call *call, Extras *extras, flash_decode_options_t *made, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k,
+        v, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes, learnable_sink,
+        num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, cu_seqlens_q, cu_seqlens_new, q_positions, tree_mask,
+        cu_seqlens_tree, shared_groups, shared_lens, shard, invariant, backend, kernel) except -1:
     cdef Role role = READ if k is None else WRITE
     extras.count = 0
     memset(made, 0, sizeof(flash_decode_options_t))

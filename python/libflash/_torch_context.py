@@ -20,6 +20,7 @@ from ._context_choice import can_share_heads, check_scheme, choose, explanation,
 from ._context_layout import Layout, chunks_by_position
 from ._context_shapes import check_shapes, check_tokens, documents_of, sizes_of
 from ._errors import InvalidError, UnsupportedError
+from ._option_list import SCORE_NUMBERS
 from ._torch_context_check import agree, text_of
 from ._torch_context_group import Axis, Ranks
 from ._torch_context_heads import HeadExchange
@@ -44,7 +45,7 @@ class Arguments:
     causal: bool
     window_size: tuple[int, int]
     deterministic: bool
-    numbers: dict[str, Any]  # softmax_scale, softcap, dropout_p, seed, offset, backend
+    numbers: dict[str, Any]  # those of the scores (softmax_scale, ...), dropout_p, seed, offset, backend
 
     @property
     def window(self) -> tuple[int, int]:
@@ -105,15 +106,16 @@ def context_parallel_attention(
     and forward-mode AD, and for CUDA tensors with alibi_slopes whose shards are not neighbouring tokens: their kernels know ALiBi
     with order "contiguous" and with scheme "heads" only.
     """
+    given_options = dict(locals())
+    scores = {name: given_options[name] for name in SCORE_NUMBERS}
     axes = groups.groups_of(group, mesh)
     arguments: list[Arguments] = []
 
     def describe() -> dict[str, str]:
         nonlocal q, k, v
         made = read_arguments(
-            scheme, order, cu_seqlens, causal, window_size, softmax_scale, softcap, dropout_p, seed, offset, backend,
-            deterministic,
-        )  # fmt: skip
+            scheme, order, cu_seqlens, causal, window_size, scores, dropout_p, seed, offset, backend, deterministic
+        )
         arguments.append(made)
         q, k, v = (in_autocast(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         check_tensors(q, k, v, alibi_slopes, learnable_sink, made, axes)
@@ -133,8 +135,8 @@ def context_parallel_attention(
 
 
 def read_arguments(
-    scheme: Any, order: Any, cu_seqlens: Any, causal: Any, window_size: Any, softmax_scale: Any, softcap: Any, dropout_p: Any,
-    seed: Any, offset: Any, backend: Any, deterministic: Any = False,
+    scheme: Any, order: Any, cu_seqlens: Any, causal: Any, window_size: Any, scores: dict[str, Any], dropout_p: Any = 0.0,
+    seed: Any = None, offset: Any = 0, backend: Any = None, deterministic: Any = False,
 ) -> Arguments:  # fmt: skip
     layouts.check_order(order)
     window = read_window(window_size)
@@ -143,8 +145,8 @@ def read_arguments(
     if seed is not None and not isinstance(seed, int):
         raise InvalidError(f"seed is of type {type(seed).__name__}; it must be an integer")
     documents = documents_of(cu_seqlens)
-    numbers = {"softmax_scale": constant(softmax_scale, "softmax_scale"), "softcap": constant(softcap, "softcap"),
-               "dropout_p": dropout_p, "seed": seed or 0, "offset": offset, "backend": backend}  # fmt: skip
+    numbers = {name: constant(value, name) for name, value in scores.items()}
+    numbers |= {"dropout_p": dropout_p, "seed": seed or 0, "offset": offset, "backend": backend}
     return Arguments(
         scheme, order, documents, _core.flag(causal, "causal"), window, _core.flag(deterministic, "deterministic"), numbers
     )
@@ -265,7 +267,7 @@ def explain_context_parallel(
 ) -> str:  # fmt: skip
     """The scheme that context_parallel_attention uses for these shards, why, and the bytes that a rank sends. Sends nothing."""
     axes = groups.groups_of(group, mesh)
-    given = read_arguments(scheme, order, None, causal, window_size, None, 0.0, 0.0, None, 0, None)
+    given = read_arguments(scheme, order, None, causal, window_size, dict.fromkeys(SCORE_NUMBERS))
     sizes = sizes_of(q, k, v, mesh_of(axes))
     check_scheme(scheme, sizes, order, given.window)
     return explanation(*chosen_scheme(q, k, v, given, axes), sizes, order)

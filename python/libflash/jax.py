@@ -33,7 +33,7 @@ from ._jax_cache import cache_write, decode
 from ._jax_calls import FORWARD, LAYOUTS, TARGETS, Options
 from ._jax_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._jax_merge import merge
-from ._jax_options import arrays_of, flags, integer, one_of, operands, random_state, real, switch, text, window
+from ._jax_options import arrays_among, arrays_of, flags, one_of, random_state, static_options, switch
 from ._jax_primitives import bind, call_of
 from ._jax_vmap import rule as _rule_of_vmap  # noqa: F401  importing it makes the primitives known to jax.vmap
 
@@ -106,6 +106,7 @@ def attention(
         derivative: call jax.lax.stop_gradient on them; a gradient through them raises UnsupportedError, their tangent is NaN.
     There are no out, lse, max_logit, entropy and stream: XLA owns memory and streams. There is no gradient for alibi_slopes.
     """
+    given = dict(locals())
     return_lse = switch(return_lse, "return_lse")
     asked = _jax_statistics.check(return_stats)
     if isinstance(block_mask, BlockMask):
@@ -114,30 +115,10 @@ def attention(
     options = Options(
         flags=flags(causal, causal_align, window_size, softmax_scale, deterministic),
         layout=one_of(layout, LAYOUTS, "layout"),
-        **window(window_size),
-        softmax_scale=0.0 if softmax_scale is None else real(softmax_scale, "softmax_scale"),
-        softcap=0.0 if softcap is None else real(softcap, "softcap"),
-        dropout_p=real(dropout_p, "dropout_p"),
-        max_seqlen_q=0 if max_seqlen_q is None else integer(max_seqlen_q, "max_seqlen_q"),
-        max_seqlen_k=0 if max_seqlen_k is None else integer(max_seqlen_k, "max_seqlen_k"),
-        num_splits=integer(num_splits, "num_splits"),
-        backend=text(backend, "backend"),
-        kernel=text(kernel, "kernel"),
+        **static_options("attention", given),
         statistics=_jax_statistics.in_order(asked),
     )
-    extras = operands(
-        dict(
-            alibi_slopes=alibi_slopes,
-            bias=bias,
-            mask=mask,
-            learnable_sink=learnable_sink,
-            block_mask=block_mask,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            seqused_q=seqused_q,
-            seqused_k=seqused_k,
-        )
-    )
+    extras = arrays_among("attention", given)
     if options.dropout_p:
         numbers, words = random_state(seed, offset)
         options = options._replace(**numbers)

@@ -1,6 +1,7 @@
 """The C ABI seen through ctypes: structs, prototypes, and NumPy arrays as tensors.
 
-It repeats include/libflash.h independently of the Cython module on purpose, so that each checks the other.
+The structs are read from the text of include/libflash.h, independently of the Cython module and of a compiler, so that each
+checks the others; test_header.py compares them with abi_layout.txt, the layout of the last release.
 """
 
 from __future__ import annotations
@@ -42,199 +43,42 @@ DTYPES = {
 }
 
 
-class Tensor(c.Structure):
-    _fields_ = (
-        ("data", c.c_void_p),
-        ("dtype", c.c_int32),
-        ("device_type", c.c_int32),
-        ("device_id", c.c_int32),
-        ("ndim", c.c_int32),
-        ("shape", c.c_int64 * MAX_NDIM),
-        ("stride", c.c_int64 * MAX_NDIM),
-    )
+def constant(text: str) -> int:
+    """A number, or the name of one in the header."""
+    return int(text) if text.isdecimal() else int(re.search(rf"#define {text} (\d+)", HEADER_TEXT)[1])
 
 
-TensorPointer = c.POINTER(Tensor)
+def header_struct(name: str) -> type[c.Structure]:
+    """A struct of the header, from its text."""
+    body = re.search(rf"^typedef struct {name} {{\n(.*?)^}} {name};", HEADER_TEXT, re.M | re.S)[1]
+    body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+    lines = [line.strip() for line in body.splitlines() if line.strip()]
+    fields = [re.fullmatch(r"(?:const )?(\w+) (\*?)(\w+)(?:\[(\w+)\])?;", line) for line in lines]
+    return type(name, (c.Structure,), {"_fields_": [(field[3], field_type(*field.group(1, 2, 4))) for field in fields]})
 
 
-class BlockLists(c.Structure):
-    _fields_ = (("row_counts", Tensor), ("row_indices", Tensor), ("col_counts", Tensor), ("col_indices", Tensor))
+def field_type(name: str, star: str, count: str | None) -> Any:
+    if star:
+        return POINTERS[name]
+    kind = STRUCTS.get(name) or NUMBERS[name]
+    return kind * constant(count) if count else kind
 
 
-class AttentionOptions(c.Structure):
-    _fields_ = (
-        ("struct_size", c.c_uint32),
-        ("flags", c.c_uint32),
-        ("softmax_scale", c.c_double),
-        ("softcap", c.c_double),
-        ("dropout_p", c.c_double),
-        ("seed", c.c_uint64),
-        ("offset", c.c_uint64),
-        ("window_left", c.c_int64),
-        ("window_right", c.c_int64),
-        ("max_seqlen_q", c.c_int64),
-        ("max_seqlen_k", c.c_int64),
-        ("num_splits", c.c_int64),
-        ("cu_seqlens_q", TensorPointer),
-        ("cu_seqlens_k", TensorPointer),
-        ("seqused_q", TensorPointer),
-        ("seqused_k", TensorPointer),
-        ("alibi_slopes", TensorPointer),
-        ("bias", TensorPointer),
-        ("mask", TensorPointer),
-        ("learnable_sink", TensorPointer),
-        ("block_mask", TensorPointer),
-        ("block_lists", c.POINTER(BlockLists)),
-        ("dlse", TensorPointer),
-        ("dbias", TensorPointer),
-        ("dsink", TensorPointer),
-        ("backend", c.c_char_p),
-        ("kernel", c.c_char_p),
-        ("num_threads", c.c_int32),
-        ("tile_q", c.c_int32),
-        ("tile_k", c.c_int32),
-        ("reserved", c.c_int32),
-        ("rng_state", TensorPointer),
-        ("row_begin", c.c_int64),
-        ("row_step", c.c_int64),
-        ("column_begin", c.c_int64),
-        ("column_step", c.c_int64),
-        ("row_begins", TensorPointer),
-        ("column_begins", TensorPointer),
-        ("row_positions", TensorPointer),
-        ("column_positions", TensorPointer),
-        ("sequence_numbers", TensorPointer),
-        ("head_begin", c.c_int64),
-        ("heads_total", c.c_int64),
-        ("delta", TensorPointer),
-        ("sm_margin", c.c_int32),
-        ("reserved2", c.c_int32),
-        ("max_logit", TensorPointer),
-        ("entropy", TensorPointer),
-    )
+HEADER_TEXT = HEADER.read_text()
+NUMBERS = {f"{sign}int{bits}_t": getattr(c, f"c_{sign}int{bits}") for sign in ("", "u") for bits in (32, 64)}
+NUMBERS |= {"double": c.c_double, "char": c.c_char}
+POINTERS: dict[str, Any] = {"void": c.c_void_p, "char": c.c_char_p}
+STRUCTS: dict[str, type[c.Structure]] = {}
+for _name in re.findall(r"^typedef struct (\w+) {", HEADER_TEXT, re.M):
+    STRUCTS[_name] = header_struct(_name)
+    POINTERS[_name] = c.POINTER(STRUCTS[_name])
 
-
-class Tangents(c.Structure):
-    _fields_ = (
-        ("struct_size", c.c_uint32),
-        ("flags", c.c_uint32),
-        ("q", TensorPointer),
-        ("k", TensorPointer),
-        ("v", TensorPointer),
-        ("bias", TensorPointer),
-        ("learnable_sink", TensorPointer),
-        ("out", TensorPointer),
-        ("lse", TensorPointer),
-        ("dout", TensorPointer),
-        ("dlse", TensorPointer),
-        ("delta", TensorPointer),
-        ("cotangent", TensorPointer),
-        ("dq", TensorPointer),
-        ("dk", TensorPointer),
-        ("dv", TensorPointer),
-        ("dbias", TensorPointer),
-        ("dsink", TensorPointer),
-    )
-
-
-class DecodeOptions(c.Structure):
-    _fields_ = (
-        ("struct_size", c.c_uint32),
-        ("flags", c.c_uint32),
-        ("softmax_scale", c.c_double),
-        ("softcap", c.c_double),
-        ("window_left", c.c_int64),
-        ("window_right", c.c_int64),
-        ("num_splits", c.c_int64),
-        ("split_size", c.c_int64),
-        ("cache_seqlens", TensorPointer),
-        ("block_table", TensorPointer),
-        ("cache_batch_idx", TensorPointer),
-        ("cache_leftpad", TensorPointer),
-        ("k_new", TensorPointer),
-        ("v_new", TensorPointer),
-        ("rotary_cos", TensorPointer),
-        ("rotary_sin", TensorPointer),
-        ("alibi_slopes", TensorPointer),
-        ("learnable_sink", TensorPointer),
-        ("backend", c.c_char_p),
-        ("kernel", c.c_char_p),
-        ("num_threads", c.c_int32),
-        ("reserved", c.c_int32),
-        ("k_scale", TensorPointer),
-        ("v_scale", TensorPointer),
-        ("k_rope_cache", TensorPointer),
-        ("k_rope_new", TensorPointer),
-        ("cu_seqlens_q", TensorPointer),
-        ("cu_seqlens_new", TensorPointer),
-        ("q_positions", TensorPointer),
-        ("tree_mask", TensorPointer),
-        ("cu_seqlens_tree", TensorPointer),
-        ("shared_groups", TensorPointer),
-        ("shared_lens", TensorPointer),
-        ("shard_count", c.c_int64),
-        ("shard_index", c.c_int64),
-        ("shard_keys", c.c_int64),
-    )
-
-
-class MergeOptions(c.Structure):
-    _fields_ = (
-        ("struct_size", c.c_uint32),
-        ("flags", c.c_uint32),
-        ("backend", c.c_char_p),
-        ("kernel", c.c_char_p),
-        ("num_threads", c.c_int32),
-        ("reserved", c.c_int32),
-    )
-
-
-class CacheWriteOptions(c.Structure):
-    _fields_ = (
-        ("struct_size", c.c_uint32),
-        ("flags", c.c_uint32),
-        ("k_scale", TensorPointer),
-        ("v_scale", TensorPointer),
-        ("k_rope_cache", TensorPointer),
-        ("k_rope_new", TensorPointer),
-        ("rotary_cos", TensorPointer),
-        ("rotary_sin", TensorPointer),
-        ("positions", TensorPointer),
-        ("backend", c.c_char_p),
-        ("kernel", c.c_char_p),
-        ("num_threads", c.c_int32),
-        ("reserved", c.c_int32),
-    )
-
-
-class KernelInfo(c.Structure):
-    _fields_ = (
-        ("struct_size", c.c_uint32),
-        ("usable", c.c_int32),
-        ("name", c.c_char_p),
-        ("operation", c.c_char_p),
-        ("backend", c.c_char_p),
-        ("dtype", c.c_char_p),
-        ("why_not", c.c_char_p),
-        ("head_dim", c.c_int32),
-        ("head_dim_v", c.c_int32),
-        ("tile_q", c.c_int32),
-        ("tile_k", c.c_int32),
-        ("stages", c.c_int32),
-        ("reserved", c.c_int32),
-    )
-
-
-class DeviceInfo(c.Structure):
-    _fields_ = (
-        ("struct_size", c.c_uint32),
-        ("arch", c.c_int32),
-        ("multiprocessors", c.c_int32),
-        ("shared_memory_bytes", c.c_int32),
-        ("memory_bytes", c.c_int64),
-        ("name", c.c_char * 256),
-    )
-
+Tensor, BlockLists = STRUCTS["flash_tensor_t"], STRUCTS["flash_block_lists_t"]
+AttentionOptions, Tangents = STRUCTS["flash_attention_options_t"], STRUCTS["flash_tangents_t"]
+DecodeOptions, MergeOptions = STRUCTS["flash_decode_options_t"], STRUCTS["flash_merge_options_t"]
+CacheWriteOptions = STRUCTS["flash_cache_write_options_t"]
+KernelInfo, DeviceInfo = STRUCTS["flash_kernel_info_t"], STRUCTS["flash_device_info_t"]
+TensorPointer = POINTERS["flash_tensor_t"]
 
 _T = TensorPointer
 _A, _D, _M = c.POINTER(AttentionOptions), c.POINTER(DecodeOptions), c.POINTER(MergeOptions)

@@ -16,7 +16,7 @@ import numpy as np
 
 from . import structured, tolerance
 from .fills import GENERIC, random_fill
-from .reference import Gradients, backward, forward
+from .reference import Gradients, ScoreNumbers, backward, forward
 from .rounding import DTYPES, stored, widened
 from .visibility import BLOCK
 
@@ -32,7 +32,7 @@ class Inputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Case(ScoreNumbers):
     """Strings of axis letters give the full axes of an optional tensor, the others are 1: bias="hk" is (1, H, 1, Sk)."""
 
     name: str
@@ -48,8 +48,6 @@ class Case:
     causal: bool = False
     causal_align: str = "bottom_right"
     window_size: tuple[int, int] = (-1, -1)
-    softmax_scale: float | None = None
-    softcap: float = 0.0
     alibi: str | None = None  # "h" or "bh"
     bias: str | None = None  # letters of "bhqk"
     mask: str | None = None
@@ -116,9 +114,7 @@ class Case:
 
     def _options(self, rng: np.random.Generator) -> dict:
         """Only the options that differ from the defaults."""
-        plain = ("causal", "causal_align", "window_size", "softmax_scale", "softcap", "dropout_p", "seed", "offset")
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        options = {name: getattr(self, name) for name in plain if getattr(self, name) != defaults[name]}
+        options = self.given("causal", "causal_align", "window_size", "dropout_p", "seed", "offset")
         if self.packed:
             options["cu_seqlens_q"], options["cu_seqlens_k"] = (
                 np.cumsum((0, *lengths)).astype(np.int32) for lengths in (self.seqlen_q, self.seqlen_k)

@@ -16,6 +16,7 @@ import numpy as np
 
 from . import tolerance
 from .fills import GENERIC, random_fill
+from .reference import ScoreNumbers
 from .reference_decode import Gathered, cache_slots, gather
 from .rounding import DTYPES, ROUNDING, stored, widened
 
@@ -29,7 +30,7 @@ class DecodeInputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodeCase:
+class DecodeCase(ScoreNumbers):
     name: str
     dtype: str = "bf16"
     lengths: tuple[int, ...] | None = (100,)  # keys in the cache of each sequence; None: the whole capacity
@@ -54,8 +55,6 @@ class DecodeCase:
     rotary_interleaved: bool = True
     causal: bool = True
     window_size: tuple[int, int] = (-1, -1)
-    softmax_scale: float | None = None
-    softcap: float = 0.0
     alibi: str | None = None
     sink: bool = False
 
@@ -97,9 +96,7 @@ class DecodeCase:
         return -(-self.capacity // self.page_size)
 
     def _options(self, rng: np.random.Generator, dim_v: int) -> dict:
-        plain = ("causal", "window_size", "softmax_scale", "softcap")
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        options = {name: getattr(self, name) for name in plain if getattr(self, name) != defaults[name]}
+        options = self.given("causal", "window_size")
         b, wide = self.sequences, DTYPES["fp64" if self.dtype == "fp64" else "fp32"]
         if self.lengths is not None:
             options["cache_seqlens"] = np.array(self.lengths, dtype=np.int32)

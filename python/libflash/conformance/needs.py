@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from libflash._option_list import NUMBER, options_of
+
 from .case import Inputs
 from .reference import sequence_rows
 from .rounding import DTYPES
 
 TYPES = tuple(DTYPES)
 ALIGNED = ("causal", "window_size")  # with two alignments where a sequence has more keys than queries or fewer
-OPTIONS = (
-    "softmax_scale", "softcap", "alibi_slopes", "bias", "mask", "block_mask", "learnable_sink", "dropout_p", "cu_seqlens_q",
-    "cu_seqlens_k", "seqused_q", "seqused_k",
-)  # fmt: skip
+OPTIONS = tuple(  # that a call of any implementation may have
+    option.name for option in options_of("attention") if option.adapters != () and (option.kind.array or option.kind is NUMBER)
+)
 SHAPES = ("grouped heads", "two head_dims", "empty tensors")
 ALIGNMENTS = tuple(f"{name} {align}" for name in ALIGNED for align in ("bottom_right", "top_left"))
 ALL = frozenset([*TYPES, *ALIGNED, *ALIGNMENTS, *OPTIONS, *SHAPES, "gradients", "dlse"])

@@ -39,15 +39,27 @@ from .visibility import head_part, visible_keys
 NEG_INF = -np.inf
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreNumbers:
+    """The numbers that the scores of attention and decode depend on."""
+
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+
+    def given(self, *more: str) -> dict:
+        """These numbers and the fields `more`, without those at their defaults."""
+        names = {*(field.name for field in dataclasses.fields(ScoreNumbers)), *more}
+        fields = [field for field in dataclasses.fields(self) if field.name in names]
+        return {field.name: getattr(self, field.name) for field in fields if getattr(self, field.name) != field.default}
+
+
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(ScoreNumbers):
     """All arguments except the tensors, with the names of `libflash.attention`."""
 
     causal: bool = False
     causal_align: str = "bottom_right"
     window_size: tuple[int, int] = (-1, -1)
-    softmax_scale: float | None = None
-    softcap: float = 0.0
     alibi_slopes: np.ndarray | None = None
     bias: np.ndarray | None = None
     mask: np.ndarray | None = None
