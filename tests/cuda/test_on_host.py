@@ -78,6 +78,8 @@ TANGENT_KERNELS_SM90 = {
     "f16-64": ("f16_", 64, "192, 64", 4),
     "bf16-128": ("bf16_", 128, "128, 64", 2),
     "f16-128": ("f16_", 128, "128, 64", 2),
+    "bf16-256": ("bf16_", 256, "128, 48", 1),
+    "f16-256": ("f16_", 256, "128, 48", 1),
 }
 # Backward's tangent: type, head_dim, tile; four, two and one warps.
 BACKWARD_TANGENT_KERNELS = {
