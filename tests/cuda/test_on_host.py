@@ -627,7 +627,8 @@ def test_forward_tangent_against_double(output: Callable[[Run], str], run: Run) 
 
 @pytest.mark.parametrize("run", TANGENT_SM90_RUNS)
 def test_forward_tangent_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
-    assert output(run).count("ok ") == 24
+    """With more than 128 channels from saved LSE alone."""
+    assert output(run).count("ok ") == (12 if dict(run.program.defines)["HEAD_DIM"] > 128 else 24)
 
 
 @pytest.mark.parametrize("run", BACKWARD_TANGENT_RUNS)
