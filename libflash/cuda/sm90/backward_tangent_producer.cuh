@@ -10,6 +10,8 @@ template <class Traits>
 struct BackwardTangentProducer {
     using RowTile = typename Traits::RowTile;
     using WorkTile = BackwardTangentWorkTile<Traits>;
+    using First = typename Traits::ColTile;
+    using Second = typename Traits::SecondColTile;
     static constexpr bool kKeys = Traits::kKeys;
     static constexpr int kBlockN = Traits::kBlockN;
 
@@ -18,7 +20,8 @@ struct BackwardTangentProducer {
     __device__ __forceinline__ void run() const {
         if (threadIdx.x >= 32) return;
         const bool leader = elect_one();
-        State p{PipelineState<1>(context.storage.rows), PipelineState<Traits::kStages>(context.storage.columns)};
+        State p{PipelineState<1>(context.storage.rows), PipelineState<Traits::kStages>(context.storage.columns),
+                PipelineState<Traits::kStages>(context.storage.second_columns)};
         BackwardTangentSchedule<Traits> schedule;
         bool more = true;
 #pragma unroll 1
@@ -33,7 +36,7 @@ struct BackwardTangentProducer {
 private:
     struct State {
         PipelineState<1> rows;
-        PipelineState<Traits::kStages> columns;
+        PipelineState<Traits::kStages> columns, second;  // second: kWide
     };
 
     // Announces a work tile to the consumers, which wait for the rows, and loads it.
@@ -44,22 +47,54 @@ private:
         if (work.is_end()) return p.rows.full().arrive();
         load_rows(work, p.rows.full());
         p.rows.advance();
+        if constexpr (Traits::kWide) {
+            load_wide_columns(p, work);
+        } else {
+            load_joint_columns(p, work);
+        }
+    }
+    __device__ __forceinline__ void load_joint_columns(State& p, const WorkTile& work) const {
 #pragma unroll 1
         for (auto at = work.first(); at.left > 0; work.advance(at)) {
             p.columns.wait_empty();
-            load_columns(work, p.columns, at);
+            const MBarrier full = p.columns.full();
+            full.arrive_and_expect(first_bytes() + second_bytes());
+            load_first_columns(work, p.columns.stage, full, at);
+            load_second_columns(work, p.columns.stage, full, at);
             p.columns.advance();
+        }
+    }
+    // The second tensor is one tile ahead: it is released earlier.
+    __device__ __forceinline__ void load_wide_columns(State& p, const WorkTile& work) const {
+        auto at = work.first(), ahead = at;
+#pragma unroll 1
+        for (bool more = ahead.left > 0, first = true; more; first = false) {
+            if (ahead.left > 0) {
+                p.second.wait_empty();
+                p.second.full().arrive_and_expect(second_bytes());
+                load_second_columns(work, p.second.stage, p.second.full(), ahead);
+                p.second.advance();
+                work.advance(ahead);
+            }
+            if (first) continue;
+            p.columns.wait_empty();
+            p.columns.full().arrive_and_expect(first_bytes());
+            load_first_columns(work, p.columns.stage, p.columns.full(), at);
+            p.columns.advance();
+            work.advance(at);
+            more = at.left > 0;
         }
     }
     __device__ __forceinline__ void load_rows(const WorkTile& work, const MBarrier& full) const {
         const BackwardTangentParams& params = context.params;
         const TangentSideMaps& maps = context.maps.rows;
-        const bool tfirst = (kKeys ? params.tk : params.tq).data, tsecond = (kKeys ? params.tv : params.tdout).data;
-        full.arrive_and_expect(Traits::kGroups * RowTile::kBytes * (2 + (tfirst ? 1 : 0) + (tsecond ? 1 : 0)));
+        constexpr bool kSecond = Traits::kRowTiles > 2;
+        const bool tfirst = (kKeys ? params.tk : params.tq).data, tsecond = kSecond && (kKeys ? params.tv : params.tdout).data;
+        full.arrive_and_expect(Traits::kGroups * RowTile::kBytes * (kSecond + 1 + (tfirst ? 1 : 0) + (tsecond ? 1 : 0)));
         for (int group = 0; group < Traits::kGroups; ++group) {
             load_rows(work, 0, group, maps.first, full);
             if (tfirst) load_rows(work, 1, group, maps.tfirst, full);
-            load_rows(work, 2, group, maps.second, full);
+            if (kSecond) load_rows(work, 2, group, maps.second, full);
             if (tsecond) load_rows(work, 3, group, maps.tsecond, full);
         }
     }
@@ -69,23 +104,28 @@ private:
                       work.rows.start + work.first_row() + group * Traits::kGroupRows, work.at.head, work.at.batch);
     }
 
-    __device__ __forceinline__ void load_columns(const WorkTile& work, const PipelineState<Traits::kStages>& columns,
-                                                 const ColumnTilePosition& at) const {
-        using First = typename Traits::ColTile;
-        using Second = typename Traits::SecondColTile;
-        constexpr int kFirstBytes = First::kBytes / 2, kSecondBytes = Second::kBytes / (Traits::kMovingCols ? 2 : 1);
-        const BackwardTangentParams& params = context.params;
-        const TangentSideMaps& maps = context.maps.cols;
-        const bool tfirst = (kKeys ? params.tq : params.tk).data,
-                   tsecond = Traits::kMovingCols && (kKeys ? params.tdout : params.tv).data;
-        const MBarrier full = columns.full();
-        full.arrive_and_expect(kFirstBytes * (tfirst ? 2 : 1) + kSecondBytes * (tsecond ? 2 : 1) + Traits::kStatisticsBytes);
-        const uint32_t first = context.tiles.first_cols(columns.stage), second = context.tiles.second_cols(columns.stage);
-        load_columns<First>(work, first, maps.first, full, at);
-        if (tfirst) load_columns<First>(work, first + kBlockN * 128, maps.tfirst, full, at);
-        if constexpr (kKeys) load_statistics(work, columns.stage, full, at);
-        load_columns<Second>(work, second, maps.second, full, at);
-        if (tsecond) load_columns<Second>(work, second + kBlockN * 128, maps.tsecond, full, at);
+    __device__ __forceinline__ bool has_first_tangents() const { return (kKeys ? context.params.tq : context.params.tk).data; }
+    __device__ __forceinline__ bool has_second_tangents() const {
+        return Traits::kMovingCols && (kKeys ? context.params.tdout : context.params.tv).data;
+    }
+    __device__ __forceinline__ int first_bytes() const {
+        return First::kBytes / 2 * (has_first_tangents() ? 2 : 1) + Traits::kStatisticsBytes;
+    }
+    __device__ __forceinline__ int second_bytes() const {
+        return Second::kBytes / (Traits::kMovingCols ? 2 : 1) * (has_second_tangents() ? 2 : 1);
+    }
+    __device__ __forceinline__ void load_first_columns(const WorkTile& work, int stage, const MBarrier& full,
+                                                       const ColumnTilePosition& at) const {
+        const uint32_t cols = context.tiles.first_cols(stage);
+        load_columns<First>(work, cols, context.maps.cols.first, full, at);
+        if (has_first_tangents()) load_columns<First>(work, cols + kBlockN * 128, context.maps.cols.tfirst, full, at);
+        if constexpr (kKeys) load_statistics(work, stage, full, at);
+    }
+    __device__ __forceinline__ void load_second_columns(const WorkTile& work, int stage, const MBarrier& full,
+                                                        const ColumnTilePosition& at) const {
+        const uint32_t cols = context.tiles.second_cols(stage);
+        load_columns<Second>(work, cols, context.maps.cols.second, full, at);
+        if (has_second_tangents()) load_columns<Second>(work, cols + kBlockN * 128, context.maps.cols.tsecond, full, at);
     }
     template <class Tile>
     __device__ __forceinline__ void load_columns(const WorkTile& work, uint32_t to, const CUtensorMap& map, const MBarrier& full,

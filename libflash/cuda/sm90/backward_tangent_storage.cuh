@@ -32,13 +32,15 @@ struct BackwardTangentSharedTiles {
 template <class Traits>
 struct BackwardTangentStorage {
     PipelineBarriers<Traits::kStages> columns;
+    PipelineBarriers<Traits::kStages> second_columns;  // kWide: of the second tensor of the columns, else not used
     PipelineBarriers<1> rows;
     // The producer writes work tile n when all consumers have released the rows of n - 1, so when none reads n - 2 any more.
     BackwardTangentWorkTile<Traits> work_tiles[2];
 
     // One thread calls it before the warps take their roles.
     __device__ __forceinline__ void init() {
-        columns.init(Traits::kConsumerWarps * kArrivalsOfWarp);
+        columns.init(Traits::kColumnWarps * kArrivalsOfWarp);
+        if constexpr (Traits::kWide) second_columns.init(Traits::kColumnWarps * kArrivalsOfWarp);
         rows.init(Traits::kConsumerWarps * kArrivalsOfWarp);
         fence_barrier_init();
     }
