@@ -36,7 +36,6 @@ struct BackwardTangentWideConsumer {
     // State of a consumer warp.
     struct State {
         int group, lane;
-        int row_group, warp;  // the group of rows that it has; its number among those that have rows of the work tile
         PipelineState<1> row_tiles;
         Columns columns;  // the first tensor
         typename Weights::RowStatistics statistics;
@@ -44,13 +43,8 @@ struct BackwardTangentWideConsumer {
     };
 
     __device__ __forceinline__ void run() const {
-        const int warp = uniform_warp() - 4, lane = static_cast<int>(threadIdx.x & 31), group = warp / 4;
-        State c{group,
-                lane,
-                kSharedRows ? 0 : group,
-                kSharedRows ? warp % 4 : warp,
-                PipelineState<1>(context.storage.rows),
-                Columns(context.storage.columns)};
+        const int lane = static_cast<int>(threadIdx.x & 31);
+        State c{uniform_warp() / 4 - 1, lane, PipelineState<1>(context.storage.rows), Columns(context.storage.columns)};
 #pragma unroll 1
         while (true) {
             c.row_tiles.wait_full();
@@ -71,10 +65,13 @@ private:
         return context.storage.work_tiles[c.row_tiles.phase];
     }
     __device__ __forceinline__ const GroupColumnTiles& tiles_of(const State& c) const {
-        return work_tile(c).of_group[c.row_group];
+        return work_tile(c).of_group[row_group(c)];
     }
+    // The group of rows that a warpgroup has.
+    __device__ __forceinline__ static int row_group(const State& c) { return kSharedRows ? 0 : c.group; }
     __device__ __forceinline__ int first_row_of_lane(const State& c) const {
-        return work_tile(c).first_row() + c.warp * 16 + (hide_from_compiler(c.lane) >> 2);
+        const int thread = hide_from_compiler(static_cast<int>(threadIdx.x)) % 128;
+        return work_tile(c).first_row() + row_group(c) * Traits::kGroupRows + thread / 32 * 16 + thread % 32 / 4;
     }
     __device__ __forceinline__ void load_row_statistics(State& c) const {
         if constexpr (kKeys) return;
@@ -180,7 +177,7 @@ private:
         return uniform(static_cast<uint32_t>(hide_from_compiler(static_cast<int>(address))));
     }
     __device__ __forceinline__ uint32_t row_tile(const State& c, int tensor) const {
-        return anew(context.tiles.rows(tensor, c.row_group));
+        return anew(context.tiles.rows(tensor, row_group(c)));
     }
     __device__ __forceinline__ uint32_t first_cols(const State& c) const {
         return anew(context.tiles.first_cols(c.columns.stage));
