@@ -208,6 +208,22 @@ def test_backward_on_hopper(lib: c.CDLL, dtype: str, head_dim: int, name: str, t
         assert lines["workspace"] == [f"{2 * 16 * 1024 * 16 + 256} bytes"]  # the counters
 
 
+@pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 256), ("f16", 192), ("bf16", 136)])
+def test_backward_of_many_channels_on_hopper(lib: c.CDLL, dtype: str, head_dim: int) -> None:
+    """A thread block for each tile of 64 rows."""
+    q, k, v = rows(head_dim, dtype)
+    for tangents, instance, number in (({}, "dout without tangent", 1), ({"dout": q}, "plain", 0)):
+        lines = lines_of(explain_backward(lib, "H200", (q, k, v), tangents=tangents))
+        assert lines["kernel"] == [f"backward_tangent_sm90_{dtype}_d256, backend sm90"]
+        assert (lines["instance"], lines["tile"]) == ([instance], ["64 rows x 32 of the other side"])
+        assert [line.partition(" threads")[0] for line in lines["launch"]] == [
+            f"statistics of rows: 256 thread blocks of {1000 + number}",
+            f"tangent of dq: 512 thread blocks of {1100 + number}",
+            f"tangents of dk and dv: 512 thread blocks of {1300 + number}",
+        ]
+        assert lines["workspace"] == [f"{2 * 16 * 1024 * 16} bytes"]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -115,37 +115,31 @@ KernelResources resources_of() {
 }
 template <class Kernel, bool kKeys>
 KernelResources gradient_resources(int instance) {
+    const bool moving = instance == kMovingDoutInstance.number;
     if constexpr (has_kernel_for_each_gradient(Kernel::config)) {
-        return resources_of<BackwardTangentWideTraits<Kernel, kKeys ? TangentGradient::tdk : TangentGradient::tdq>>();
+        constexpr TangentGradient kGradient = kKeys ? TangentGradient::tdk : TangentGradient::tdq;
+        return moving ? resources_of<BackwardTangentWideTraits<Kernel, kGradient, true>>()
+                      : resources_of<BackwardTangentWideTraits<Kernel, kGradient, false>>();
     } else {
-        const bool moving = instance == kMovingDoutInstance.number;
         return moving ? resources_of<BackwardTangentTraits<Kernel, kKeys, true>>()
                       : resources_of<BackwardTangentTraits<Kernel, kKeys, false>>();
     }
 }
 
-template <class Kernel>
-int enqueue_each_gradient(const BackwardTangentPlan& plan, const BackwardTangentParams& params, cudaStream_t stream) {
-    int error = enqueue_gradients<BackwardTangentWideTraits<Kernel, TangentGradient::tdq>>(plan.tdq, params, stream);
-    if (error == cudaSuccess)
-        error = enqueue_gradients<BackwardTangentWideTraits<Kernel, TangentGradient::tdk>>(plan.tdk_tdv, params, stream);
-    if (error != cudaSuccess) return error;
-    return enqueue_gradients<BackwardTangentWideTraits<Kernel, TangentGradient::tdv>>(plan.tdk_tdv, params, stream);
-}
 template <class Kernel, bool kMoving>
-int enqueue_both_sides(const BackwardTangentPlan& plan, const BackwardTangentParams& params, cudaStream_t stream) {
-    const int error = enqueue_gradients<BackwardTangentTraits<Kernel, false, kMoving>>(plan.tdq, params, stream);
-    if (error != cudaSuccess) return error;
-    return enqueue_gradients<BackwardTangentTraits<Kernel, true, kMoving>>(plan.tdk_tdv, params, stream);
-}
-template <class Kernel>
 int enqueue_all_gradients(const BackwardTangentPlan& plan, const BackwardTangentParams& params, cudaStream_t stream) {
     if constexpr (has_kernel_for_each_gradient(Kernel::config)) {
-        return enqueue_each_gradient<Kernel>(plan, params, stream);
-    } else if (plan.instance.number == kMovingDoutInstance.number) {
-        return enqueue_both_sides<Kernel, true>(plan, params, stream);
+        using Gradient = TangentGradient;
+        int error = enqueue_gradients<BackwardTangentWideTraits<Kernel, Gradient::tdq, kMoving>>(plan.tdq, params, stream);
+        if (error == cudaSuccess)
+            error = enqueue_gradients<BackwardTangentWideTraits<Kernel, Gradient::tdk, kMoving>>(plan.tdk_tdv, params, stream);
+        if (error == cudaSuccess)
+            error = enqueue_gradients<BackwardTangentWideTraits<Kernel, Gradient::tdv, kMoving>>(plan.tdk_tdv, params, stream);
+        return error;
     } else {
-        return enqueue_both_sides<Kernel, false>(plan, params, stream);
+        const int error = enqueue_gradients<BackwardTangentTraits<Kernel, false, kMoving>>(plan.tdq, params, stream);
+        if (error != cudaSuccess) return error;
+        return enqueue_gradients<BackwardTangentTraits<Kernel, true, kMoving>>(plan.tdk_tdv, params, stream);
     }
 }
 
@@ -170,7 +164,10 @@ template <class Kernel>
 int launch_backward_tangent(const BackwardTangentPlan& plan, const BackwardTangentParams& params, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
     int error = sm90::enqueue_step(sm90::tangent_statistics_kernel<Kernel>, plan.statistics, params, on);
-    if (error == cudaSuccess) error = sm90::enqueue_all_gradients<Kernel>(plan, params, on);
+    if (error == cudaSuccess) {
+        error = plan.instance.number == kMovingDoutInstance.number ? sm90::enqueue_all_gradients<Kernel, true>(plan, params, on)
+                                                                   : sm90::enqueue_all_gradients<Kernel, false>(plan, params, on);
+    }
     if (error == cudaSuccess) error = sm90::enqueue_step(sm90::tangent_dsink_kernel<Kernel>, plan.dsink, params, on);
     return error;
 }

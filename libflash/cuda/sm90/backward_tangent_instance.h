@@ -9,8 +9,7 @@ namespace libflash::cuda {
 // constant_dout: dout has no tangent, as in double backward. That saves a product in each kernel.
 constexpr Instance kMovingDoutInstance{0, "plain"}, kConstantDoutInstance{1, "dout without tangent"};
 
-// With more than 128 channels there are kernels of tdq, tdk and tdv, with a thread block for each work tile, and no instance for
-// a dout with tangent.
+// With more than 128 channels there are kernels of tdq, tdk and tdv, with a thread block for each work tile.
 constexpr bool has_kernel_for_each_gradient(const KernelConfig& config) { return config.head_dim > 128; }
 
 }  // namespace libflash::cuda

@@ -2,6 +2,7 @@
 // after another, by TMA.
 #pragma once
 
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm90/backward_tangent_storage.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -64,26 +65,37 @@ private:
             p.columns.advance();
         }
     }
-    // The second tensor is one tile ahead: it is released earlier.
+    // The tensor that a consumer needs first, and releases first, is one tile ahead.
     __device__ __forceinline__ void load_wide_columns(State& p, const WorkTile& work) const {
         auto at = work.first(), ahead = at;
+        const auto load_next = [&](ColumnTilePosition& position, bool second) {
+            if (position.left == 0) return;
+            second ? load_tile_of_second(p, work, position) : load_tile_of_first(p, work, position);
+            work.advance(position);
+        };
+        load_next(ahead, Traits::kDifferences);
 #pragma unroll 1
-        for (bool more = ahead.left > 0, first = true; more; first = false) {
-            if (ahead.left > 0) {
-                p.second.wait_empty();
-                p.second.full().arrive_and_expect(second_bytes());
-                load_second_columns(work, p.second.stage, p.second.full(), ahead);
-                p.second.advance();
-                work.advance(ahead);
-            }
-            if (first) continue;
-            p.columns.wait_empty();
-            p.columns.full().arrive_and_expect(first_bytes());
-            load_first_columns(work, p.columns.stage, p.columns.full(), at);
-            p.columns.advance();
-            work.advance(at);
-            more = at.left > 0;
+        while (at.left > 0) {
+            load_next(ahead, Traits::kDifferences);
+            load_next(at, !Traits::kDifferences);
         }
+    }
+    __device__ __forceinline__ void load_tile_of_first(State& p, const WorkTile& work, const ColumnTilePosition& at) const {
+        p.columns.wait_empty();
+        p.columns.full().arrive_and_expect(first_bytes());
+        load_first_columns(work, p.columns.stage, p.columns.full(), at);
+        p.columns.advance();
+    }
+    __device__ __forceinline__ void load_tile_of_second(State& p, const WorkTile& work, const ColumnTilePosition& at) const {
+        // With memory for one tile, the tile before, of the other stage, must have been released.
+        if constexpr (Traits::kSecondStages == 1) {
+            p.second.empty_of(p.second.stage ^ 1).wait(p.second.stage == 1 ? p.second.phase : p.second.phase ^ 1);
+        } else {
+            p.second.wait_empty();
+        }
+        p.second.full().arrive_and_expect(second_bytes());
+        load_second_columns(work, p.second.stage, p.second.full(), at);
+        p.second.advance();
     }
     __device__ __forceinline__ void load_rows(const WorkTile& work, const MBarrier& full) const {
         const BackwardTangentParams& params = context.params;
@@ -104,6 +116,10 @@ private:
                       work.rows.start + work.first_row() + group * Traits::kGroupRows, work.at.head, work.at.batch);
     }
 
+    // An address that the compiler does not keep in registers together with all that follow from it.
+    __device__ static __forceinline__ uint32_t anew(uint32_t address) {
+        return Traits::kWide ? static_cast<uint32_t>(hide_from_compiler(static_cast<int>(address))) : address;
+    }
     __device__ __forceinline__ bool has_first_tangents() const { return (kKeys ? context.params.tq : context.params.tk).data; }
     __device__ __forceinline__ bool has_second_tangents() const {
         return Traits::kMovingCols && (kKeys ? context.params.tdout : context.params.tv).data;
@@ -116,14 +132,14 @@ private:
     }
     __device__ __forceinline__ void load_first_columns(const WorkTile& work, int stage, const MBarrier& full,
                                                        const ColumnTilePosition& at) const {
-        const uint32_t cols = context.tiles.first_cols(stage);
+        const uint32_t cols = anew(context.tiles.first_cols(stage));
         load_columns<First>(work, cols, context.maps.cols.first, full, at);
         if (has_first_tangents()) load_columns<First>(work, cols + kBlockN * 128, context.maps.cols.tfirst, full, at);
         if constexpr (kKeys) load_statistics(work, stage, full, at);
     }
     __device__ __forceinline__ void load_second_columns(const WorkTile& work, int stage, const MBarrier& full,
                                                         const ColumnTilePosition& at) const {
-        const uint32_t cols = context.tiles.second_cols(stage);
+        const uint32_t cols = anew(context.tiles.second_cols(stage));
         load_columns<Second>(work, cols, context.maps.cols.second, full, at);
         if (has_second_tangents()) load_columns<Second>(work, cols + kBlockN * 128, context.maps.cols.tsecond, full, at);
     }

@@ -12,7 +12,8 @@ namespace libflash::cuda::sm90 {
 // Shared addresses of the tiles. Tensors of the rows have the numbers 0 to 3, in the order of backward_tangent_traits.cuh.
 template <class Traits>
 struct BackwardTangentSharedTiles {
-    static constexpr int kBytes = Traits::kTileBytes;
+    static constexpr int kBytes = Traits::kTileBytes, kFirstBytes = Traits::ColTile::kBytes;
+    static constexpr bool kOneSecond = Traits::kSecondStages == 1;  // else each stage has both tensors of its columns
     uint32_t rows_smem;
 
     __device__ __forceinline__ explicit BackwardTangentSharedTiles(const char* memory) : rows_smem(shared_address(memory)) {}
@@ -20,12 +21,14 @@ struct BackwardTangentSharedTiles {
         return rows_smem + (tensor * Traits::kGroups + group) * Traits::RowTile::kBytes;
     }
     __device__ __forceinline__ uint32_t first_cols(int stage) const {
-        return rows_smem + Traits::kRowBytes + stage * Traits::kStageBytes;
+        return rows_smem + Traits::kRowBytes + stage * (kOneSecond ? kFirstBytes : Traits::kStageBytes);
     }
-    __device__ __forceinline__ uint32_t second_cols(int stage) const { return first_cols(stage) + Traits::ColTile::kBytes; }
+    __device__ __forceinline__ uint32_t second_cols(int stage) const {
+        return kOneSecond ? rows_smem + Traits::kRowBytes + Traits::kStages * kFirstBytes : first_cols(stage) + kFirstBytes;
+    }
     // TangentStatistics of the columns, if these are queries.
     __device__ __forceinline__ uint32_t statistics(int stage) const {
-        return rows_smem + Traits::kRowBytes + Traits::kStages * Traits::kStageBytes + stage * Traits::kStatisticsBytes;
+        return rows_smem + Traits::kTileBytes - (Traits::kStages - stage) * Traits::kStatisticsBytes;
     }
 };
 

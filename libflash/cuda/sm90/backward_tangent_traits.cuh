@@ -52,6 +52,7 @@ struct BackwardTangentTraits {
     static constexpr int kStageBytes = ColTile::kBytes + SecondColTile::kBytes;
     static constexpr int kStages =
         std::min(config.stages, (kMaxSharedBytes - kStorageBytes - kRowBytes) / (kStageBytes + kStatisticsBytes));
+    static constexpr int kSecondStages = kStages;
     static_assert(kStages >= 2, "a tile is loaded while another one is in use");
     static constexpr int kTileBytes = kRowBytes + kStages * (kStageBytes + kStatisticsBytes);
 };

@@ -74,11 +74,13 @@ struct BackwardTangentWeights {
             round(rounded_tp, c);
         }
     }
-    // From P and below: rounded tP.
-    __device__ __forceinline__ void round_tangents(int step, const Numbers& p, const Numbers& below, Fragment& rounded_tp) const {
+    // From P and below: rounded P and tP.
+    __device__ __forceinline__ void round_probabilities(int step, const Numbers& p, const Numbers& below, Fragment& rounded_p,
+                                                        Fragment& rounded_tp) const {
         float x[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) x[e] = p[8 * step + e] * below[8 * step + e];
+        round(rounded_p, &p[8 * step]);
         round(rounded_tp, x);
     }
 

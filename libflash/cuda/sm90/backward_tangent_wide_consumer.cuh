@@ -2,7 +2,7 @@
 // from its scores to its sums, while the other one computes another:
 //
 //   S = first first'       tS = tfirst first' + first tfirst'        tdQ or tdK += tdS first + dS tfirst
-//   dP = second second'    tdP = tsecond second' + second tsecond'   tdV += tP dO
+//   dP = second second'    tdP = tsecond second' + second tsecond'   tdV += tP dO + P tdO
 //
 // The first and the second tensor of a tile have barriers of their own, so that each is loaded again as soon as it was used.
 #pragma once
@@ -97,14 +97,14 @@ private:
             c.columns.advance();
         }
     }
-    // Releases a tile only when it is full, because an earlier arrival could count for the previous phase, and when all lanes
-    // have seen that.
+    // Releases a tensor only when it is full, because an earlier arrival could count for the previous phase, and when all lanes
+    // have seen that; the second one first, for the producer may wait for that before it loads the first one.
     __device__ __forceinline__ void skip_tile(State& c) const {
-        second(c).wait_full();
-        c.columns.wait_full();
-        __syncwarp();
-        release(c, second(c));
-        release(c, c.columns);
+        for (const Columns& pipeline : {second(c), c.columns}) {
+            pipeline.wait_full();
+            __syncwarp();
+            release(c, pipeline);
+        }
     }
     // The second tensor of the same tile.
     __device__ __forceinline__ Columns second(const State& c) const {
@@ -143,7 +143,7 @@ private:
         wgmma_fence_operand(ts);
         if constexpr (!kDifferences) release(c, c.columns);
         weigh(c, tile, s, ts, dp, statistics, w, tw);
-        if constexpr (!kDifferences) receive<SecondColTile, false>(c, second(c), second_cols(c), tile);
+        if constexpr (!kDifferences) receive<SecondColTile, Traits::kMovingCols>(c, second(c), second_cols(c), tile);
         wgmma_fence();
         issue_sums(c, w, tw);
         wgmma_wait<0>();
@@ -185,13 +185,14 @@ private:
     __device__ __forceinline__ uint32_t second_cols(const State& c) const {
         return anew(context.tiles.second_cols(c.columns.stage));
     }
-    // Issues numbers = rows cols', of a tensor of the rows and of as many columns as there are numbers.
+    // Issues numbers = rows cols', of a tensor of the rows and of as many columns as there are numbers, from `first` on.
     template <class Tile, int kCount>
-    __device__ static __forceinline__ void multiply(float (&numbers)[kCount], uint32_t rows, uint32_t cols) {
+    __device__ static __forceinline__ void multiply(float (&numbers)[kCount], uint32_t rows, uint32_t cols, int first = 0,
+                                                    bool accumulate = false) {
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
-            Wgmma<T, 2 * kCount>::template multiply_shared<false>(numbers, RowTile::k_major_operand(rows, step),
-                                                                  Tile::k_major_operand(cols, step), step > 0);
+            Wgmma<T, 2 * kCount>::template multiply_shared<false>(
+                numbers, RowTile::k_major_operand(rows, step), Tile::k_major_operand(cols, step, first), accumulate || step > 0);
     }
     // Issues S and tS, one wgmma group.
     __device__ __forceinline__ void issue_scores(const State& c, Pair& s, Numbers& ts) const {
@@ -200,18 +201,19 @@ private:
         multiply<ColTile>(ts, row_tile(c, 1), cols);
         wgmma_commit();
     }
-    // Issues dP and tdP, one wgmma group. Either the columns have a tangent or the rows.
+    // Issues dP and tdP, one wgmma group. There are no registers for another part of tdP.
     __device__ __forceinline__ void issue_differences(const State& c, Pair& dp) const {
-        const uint32_t cols = second_cols(c);
-        if constexpr (Traits::kMovingCols) {
-            multiply<SecondColTile>(dp, row_tile(c, 2), cols);
+        const uint32_t cols = second_cols(c), rows = row_tile(c, 2);
+        if constexpr (Traits::kMovingCols && !Traits::kMovingRows) {
+            multiply<SecondColTile>(dp, rows, cols);
         } else {
-            multiply<SecondColTile>(numbers(dp), row_tile(c, 2), cols);
-            multiply<SecondColTile>(tangents(dp), row_tile(c, 3), cols);
+            multiply<SecondColTile>(numbers(dp), rows, cols);
+            if constexpr (Traits::kMovingCols) multiply<SecondColTile>(tangents(dp), rows, cols, kBlockN);
+            multiply<SecondColTile>(tangents(dp), row_tile(c, 3), cols, 0, Traits::kMovingCols);
         }
         wgmma_commit();
     }
-    // From the products of a tile to the rounded weights: dS and tdS, or tP alone.
+    // From the products of a tile to the rounded weights: dS and tdS, or P and tP.
     __device__ __forceinline__ void weigh(const State& c, int tile, Pair& s, const Numbers& ts, Pair& dp, uint32_t statistics,
                                           Fragments& w, Fragments& tw) const {
 #pragma unroll
@@ -225,7 +227,7 @@ private:
                 weights.template differentiate<false>(step, numbers(s), tangents(s), numbers(dp), tangents(dp), c.statistics,
                                                       statistics, w[step], tw[step], unused, unused);
             } else {
-                weights.round_tangents(step, numbers(s), tangents(s), tw[step]);
+                weights.round_probabilities(step, numbers(s), tangents(s), w[step], tw[step]);
             }
         }
     }
@@ -236,7 +238,9 @@ private:
             add<ColTile>(c.sums, tw, cols, 0);
             add<ColTile>(c.sums, w, cols, kBlockN);
         } else {
-            add<SecondColTile>(c.sums, tw, second_cols(c), 0);
+            const uint32_t cols = second_cols(c);
+            add<SecondColTile>(c.sums, tw, cols, 0);
+            if constexpr (Traits::kMovingCols) add<SecondColTile>(c.sums, w, cols, kBlockN);
         }
         wgmma_commit();
     }

@@ -1,6 +1,5 @@
-// The constants of the sm_90a backward_tangent kernels for more than 128 channels, where dout has no tangent. Names as in
-// backward_tangent_traits.cuh. The sums of a warpgroup, 64 rows, take half of its registers, so there is a kernel for each
-// gradient.
+// The constants of the sm_90a backward_tangent kernels for more than 128 channels. Names as in backward_tangent_traits.cuh. The
+// sums of a warpgroup, 64 rows, take half of its registers, so there is a kernel for each gradient.
 #pragma once
 
 #include "cuda/sm90/backward_tangent_traits.cuh"
@@ -9,7 +8,7 @@ namespace libflash::cuda::sm90 {
 
 enum class TangentGradient { tdq, tdk, tdv };
 
-template <class Kernel, TangentGradient kGradient>
+template <class Kernel, TangentGradient kGradient, bool kMovingDout>
 struct BackwardTangentWideTraits {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
@@ -27,11 +26,11 @@ struct BackwardTangentWideTraits {
     static constexpr int kConsumerWarps = 8, kColumnWarps = kSharedRows ? 4 : 8;  // kColumnWarps read a tile of columns
     static constexpr int kThreads = 384, kProducerRegisters = 32, kConsumerRegisters = 240;
 
-    static constexpr bool kMovingRows = kGradient == TangentGradient::tdk, kMovingCols = !kKeys;
+    static constexpr bool kMovingRows = kDifferences && (kKeys || kMovingDout), kMovingCols = !kKeys || kMovingDout;
     using RowTile = SwizzledTile<kGroupRows, kHeadDim>;
     using ColTile = SwizzledTile<2 * kBlockN, kHeadDim>;
     using SecondColTile = SwizzledTile<(kMovingCols ? 2 : 1) * kBlockN, kHeadDim>;
-    static constexpr int kRowTiles = kMovingRows ? 4 : (kDifferences ? 3 : 2);
+    static constexpr int kRowTiles = kDifferences ? (kMovingRows ? 4 : 3) : 2;
     static constexpr int kRowOperands = 0;
 
     static constexpr int kMaxSharedBytes = 227 * 1024, kStorageBytes = 1536;
@@ -39,7 +38,11 @@ struct BackwardTangentWideTraits {
     static constexpr int kStatisticsBytes = kKeys ? kBlockN * static_cast<int>(sizeof(TangentStatistics)) : 0;
     static constexpr int kStageBytes = ColTile::kBytes + SecondColTile::kBytes, kStages = 2;
     static_assert(config.stages == kStages, "one for each of two warpgroups");
-    static constexpr int kTileBytes = kRowBytes + kStages * (kStageBytes + kStatisticsBytes);
+    // With all tangents there is memory for one tile of the second tensor, which has barriers for two nevertheless: a warpgroup
+    // could not tell a phase of a barrier from the one after the next.
+    static constexpr int kSecondStages = kMovingDout ? 1 : kStages;
+    static constexpr int kTileBytes =
+        kRowBytes + kStages * (ColTile::kBytes + kStatisticsBytes) + kSecondStages * SecondColTile::kBytes;
     static_assert(kTileBytes + kStorageBytes <= kMaxSharedBytes, "a thread block has no more");
 };
 

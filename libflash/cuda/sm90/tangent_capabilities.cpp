@@ -5,7 +5,6 @@
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/shard_options.h"
-#include "cuda/sm90/backward_tangent_instance.h"
 #include "cuda/sm90/plan.h"
 #include "problem/check.h"
 
@@ -57,8 +56,6 @@ bool adds_up(const char* argument, const char* what, int64_t terms, int64_t most
 
 bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why) {
     if (!has_no_shard_options(problem, why) || !knows_options(problem, why)) return false;
-    if (problem.backward && has_kernel_for_each_gradient(config) && problem.tangents.dout.present)
-        return reject(why, "tangents.dout: the kernel with more than 128 channels does not know it");
     if (!tma_reads_all(problem, why) || !writes_in_vectors(problem, why)) return false;
     const int64_t most = most_keys_of_accumulators(config);
     if (!adds_up("k", "keys", longest_sum(problem, config.tile_q), most, why)) return false;
