@@ -24,6 +24,12 @@ struct BackwardTangentProducer {
         State p{PipelineState<1>(context.storage.rows), PipelineState<Traits::kStages>(context.storage.columns),
                 PipelineState<Traits::kStages>(context.storage.second_columns)};
         BackwardTangentSchedule<Traits> schedule;
+        if constexpr (Traits::kWide) {  // without a loop the compiler keeps less in registers
+            const TileCoordinates work = schedule.find(context.params);
+            if (leader && work.batch >= 0) load_work_tile(p, work);
+            if (leader) load_work_tile(p, {-1, 0, 0});
+            return;
+        }
         bool more = true;
 #pragma unroll 1
         while (more) {
@@ -65,8 +71,21 @@ private:
             p.columns.advance();
         }
     }
-    // The tensor that a consumer needs first, and releases first, is one tile ahead.
     __device__ __forceinline__ void load_wide_columns(State& p, const WorkTile& work) const {
+        if constexpr (Traits::kDifferences && Traits::kSecondStages == 1) {
+            // A consumer releases the second tensor when it has the first one too.
+#pragma unroll 1
+            for (auto at = work.first(); at.left > 0; work.advance(at)) {
+                p.second.stage = p.columns.stage, p.second.phase = p.columns.phase;
+                load_tile_of_second(p, work, at);
+                load_tile_of_first(p, work, at);
+            }
+        } else {
+            load_ahead(p, work);
+        }
+    }
+    // The tensor that a consumer needs first, and releases first, is one tile ahead.
+    __device__ __forceinline__ void load_ahead(State& p, const WorkTile& work) const {
         auto at = work.first(), ahead = at;
         const auto load_next = [&](ColumnTilePosition& position, bool second) {
             if (position.left == 0) return;
@@ -112,7 +131,7 @@ private:
     }
     __device__ __forceinline__ void load_rows(const WorkTile& work, int tensor, int group, const CUtensorMap& map,
                                               const MBarrier& full) const {
-        RowTile::load(context.tiles.rows(tensor, group), map, full,
+        RowTile::load(anew(context.tiles.rows(tensor, group)), map, full,
                       work.rows.start + work.first_row() + group * Traits::kGroupRows, work.at.head, work.at.batch);
     }
 
@@ -154,7 +173,7 @@ private:
     __device__ __forceinline__ void load_statistics(const WorkTile& work, int stage, const MBarrier& full,
                                                     const ColumnTilePosition& at) const {
         const int64_t unit = QueryUnits::first(context.params, work.at.batch, at.head, work.cols.start);
-        tma_load_bytes(context.tiles.statistics(stage), context.params.statistics + unit * kUnitRows + at.tile * kBlockN,
+        tma_load_bytes(anew(context.tiles.statistics(stage)), context.params.statistics + unit * kUnitRows + at.tile * kBlockN,
                        Traits::kStatisticsBytes, full);
     }
 };

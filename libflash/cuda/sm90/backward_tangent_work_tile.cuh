@@ -115,7 +115,8 @@ struct BackwardTangentSchedule {
 
 private:
     __device__ static __forceinline__ int next(const BackwardTangentParams& params) {
-        if (!params.next_tiles) return INT32_MAX;
+        if (Traits::kWide || !params.next_tiles)
+            return INT32_MAX;  // kWide: the plan has no counter, and code for it takes registers
         int taken = 0;
         if (threadIdx.x == 0) taken = atomicAdd(params.next_tiles + (Traits::kKeys ? 1 : 0), 1);
         return __shfl_sync(0xffffffffu, taken, 0) + static_cast<int>(gridDim.x);
