@@ -78,6 +78,8 @@ TANGENT_KERNELS_SM90 = {
     "f16-64": ("f16_", 64, "192, 64", 4),
     "bf16-128": ("bf16_", 128, "128, 64", 2),
     "f16-128": ("f16_", 128, "128, 64", 2),
+    "bf16-256": ("bf16_", 256, "128, 48", 1),
+    "f16-256": ("f16_", 256, "128, 48", 1),
 }
 # Backward's tangent: type, head_dim, tile; four, two and one warps.
 BACKWARD_TANGENT_KERNELS = {
@@ -96,6 +98,8 @@ BACKWARD_TANGENT_KERNELS_SM90 = {
     "f16-64": ("f16_", 64, "128, 64", 4),
     "bf16-128": ("bf16_", 128, "128, 32", 3),
     "f16-128": ("f16_", 128, "128, 32", 3),
+    "bf16-256": ("bf16_", 256, "64, 32", 2),
+    "f16-256": ("f16_", 256, "64, 32", 2),
 }
 # As TANGENT_CASES, with 8 for dout.
 BACKWARD_TANGENT_CASES = ((1, 1, 0, 15), (1, 1, 1, 15), (1, 1, 1, 1), (1, 1, 0, 2), (1, 1, 1, 4), (1, 1, 0, 8))
@@ -731,7 +735,8 @@ def test_forward_tangent_against_double(output: Callable[[Run], str], run: Run) 
 
 @pytest.mark.parametrize("run", TANGENT_SM90_RUNS)
 def test_forward_tangent_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
-    assert output(run).count("ok ") == 24
+    """With more than 128 channels from saved LSE alone."""
+    assert output(run).count("ok ") == (12 if dict(run.program.defines)["HEAD_DIM"] > 128 else 24)
 
 
 @pytest.mark.parametrize("run", BACKWARD_TANGENT_RUNS)

@@ -35,7 +35,7 @@ def plan(
         ("A100", "bf16", 64, "bf16_d64", "128 queries x 32 keys", "64 queries x 32 keys"),
         ("A100", "f16", 80, "f16_d96", "128 queries x 32 keys", "64 queries x 32 keys"),
         ("L40S", "bf16", 128, "bf16_d128", "128 queries x 32 keys", "64 queries x 32 keys"),
-        ("H200", "f16", 192, "f16_d192", "64 queries x 32 keys", "64 queries x 32 keys"),
+        ("A100", "f16", 192, "f16_d192", "64 queries x 32 keys", "64 queries x 32 keys"),
         ("RTX 5090", "bf16", 256, "bf16_d256", "64 queries x 16 keys", "64 queries x 16 keys"),
         ("L40S", "f32", 128, "f32_d128", "64 queries x 16 keys", "64 queries x 16 keys"),
         ("H200", "f32", 256, "f32_d256", "32 queries x 16 keys", "32 queries x 16 keys"),
@@ -61,6 +61,17 @@ def test_the_instance_on_hopper(lib: c.CDLL, dtype: str, head_dim: int, name: st
         assert lines["kernel"] == [f"forward_tangent_sm90_{name}, backend sm90"]
         assert (lines["instance"], lines["tile"]) == ([instance], [f"{queries} queries x 64 keys"])
         assert "before" not in lines
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 256), ("f16", 192), ("bf16", 136)])
+def test_many_channels_on_hopper(lib: c.CDLL, dtype: str, head_dim: int) -> None:
+    """There are no registers for both accumulators: forward is called before, unless out and LSE are given."""
+    of_forward = f"forward, by forward_sm90_{dtype}_d{256 if head_dim > 192 else 192} (plain)"
+    for flags, before in ((0, [of_forward]), (abi.FROM_LSE, None)):
+        lines = lines_of(plan(lib, "H200", rows(head_dim, dtype), tangent_flags=flags))
+        assert lines["kernel"] == [f"forward_tangent_sm90_{dtype}_d256, backend sm90"]
+        assert (lines["instance"], lines["tile"]) == (["plain"], ["128 queries x 48 keys"])
+        assert lines.get("before") == before
 
 
 @pytest.mark.parametrize(
@@ -195,6 +206,22 @@ def test_backward_on_hopper(lib: c.CDLL, dtype: str, head_dim: int, name: str, t
             f"tangents of dk and dv: 132 thread blocks of {1300 + number}",
         ]
         assert lines["workspace"] == [f"{2 * 16 * 1024 * 16 + 256} bytes"]  # the counters
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 256), ("f16", 192), ("bf16", 136)])
+def test_backward_of_many_channels_on_hopper(lib: c.CDLL, dtype: str, head_dim: int) -> None:
+    """A thread block for each tile of 64 rows."""
+    q, k, v = rows(head_dim, dtype)
+    for tangents, instance, number in (({}, "dout without tangent", 1), ({"dout": q}, "plain", 0)):
+        lines = lines_of(explain_backward(lib, "H200", (q, k, v), tangents=tangents))
+        assert lines["kernel"] == [f"backward_tangent_sm90_{dtype}_d256, backend sm90"]
+        assert (lines["instance"], lines["tile"]) == ([instance], ["64 rows x 32 of the other side"])
+        assert [line.partition(" threads")[0] for line in lines["launch"]] == [
+            f"statistics of rows: 256 thread blocks of {1000 + number}",
+            f"tangent of dq: 512 thread blocks of {1100 + number}",
+            f"tangents of dk and dv: 512 thread blocks of {1300 + number}",
+        ]
+        assert lines["workspace"] == [f"{2 * 16 * 1024 * 16} bytes"]
 
 
 @pytest.mark.parametrize(

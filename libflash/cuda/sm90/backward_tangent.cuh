@@ -9,6 +9,8 @@
 #include "cuda/sm90/backward_tangent_consumer.cuh"
 #include "cuda/sm90/backward_tangent_instance.h"
 #include "cuda/sm90/backward_tangent_producer.cuh"
+#include "cuda/sm90/backward_tangent_wide_consumer.cuh"
+#include "cuda/sm90/backward_tangent_wide_traits.cuh"
 
 #include <type_traits>
 
@@ -20,10 +22,11 @@ struct BackwardTangentKernel {
         shared_bytes_of_kernel<BackwardTangentStorage<Traits>, BackwardTangentSharedTiles<Traits>, Traits::RowTile::kAlignment>();
     static_assert(kSharedBytes - Traits::kTileBytes <= Traits::kStorageBytes, "the tiles may have the rest");
     static constexpr bool kKeys = Traits::kKeys;
+    using Consumer = std::conditional_t<Traits::kWide, BackwardTangentWideConsumer<Traits>, BackwardTangentConsumer<Traits>>;
 
     const BackwardTangentContext<Traits>& context;
     const BackwardTangentProducer<Traits> producer{context};
-    const BackwardTangentConsumer<Traits> consumer{context};
+    const Consumer consumer{context};
 
     __device__ __forceinline__ void run() const {
         if (threadIdx.x == 0) prepare();
@@ -71,12 +74,11 @@ __global__ void __launch_bounds__(TangentStatisticsUnit<ElementOf<Kernel::config
     unit.run();
 }
 
-template <class Kernel, bool kKeys, bool kMovingDout>
-__global__ void __launch_bounds__(BackwardTangentTraits<Kernel, kKeys, kMovingDout>::kThreads, 1)
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
     backward_tangent_kernel(const __grid_constant__ BackwardTangentParams params,
                             const __grid_constant__ BackwardTangentTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
-    using Traits = BackwardTangentTraits<Kernel, kKeys, kMovingDout>;
     const BackwardTangentContext<Traits> context(params, maps, Traits::RowTile::align(shared));
     BackwardTangentKernel<Traits>{context}.run();
 }
@@ -94,25 +96,51 @@ inline int enqueue_step(void (*kernel)(BackwardTangentParams), const LaunchShape
     return cudaGetLastError();
 }
 
-template <class Kernel, bool kKeys, bool kMovingDout>
+template <class Traits>
 int enqueue_gradients(const LaunchShape& shape, const BackwardTangentParams& params, cudaStream_t stream) {
     if (shape.blocks == 0) return cudaSuccess;
-    const auto kernel = backward_tangent_kernel<Kernel, kKeys, kMovingDout>;
+    constexpr int kSharedBytes = BackwardTangentKernel<Traits>::kSharedBytes;
+    const auto kernel = backward_tangent_kernel<Traits>;
     BackwardTangentTensorMaps maps{};
-    cudaError_t error = encode<BackwardTangentTraits<Kernel, kKeys, kMovingDout>>(&maps, params);
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+    cudaError_t error = encode<Traits>(&maps, params);
+    if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params, maps);
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, kSharedBytes, stream>>>(params, maps);
     return cudaGetLastError();
 }
 
+template <class Traits>
+KernelResources resources_of() {
+    return {Traits::kThreads, BackwardTangentKernel<Traits>::kSharedBytes};
+}
 template <class Kernel, bool kKeys>
 KernelResources gradient_resources(int instance) {
-    using Moving = BackwardTangentTraits<Kernel, kKeys, true>;
-    using Constant = BackwardTangentTraits<Kernel, kKeys, false>;
-    if (instance == kMovingDoutInstance.number) return {Moving::kThreads, BackwardTangentKernel<Moving>::kSharedBytes};
-    return {Constant::kThreads, BackwardTangentKernel<Constant>::kSharedBytes};
+    const bool moving = instance == kMovingDoutInstance.number;
+    if constexpr (has_kernel_for_each_gradient(Kernel::config)) {
+        constexpr TangentGradient kGradient = kKeys ? TangentGradient::tdk : TangentGradient::tdq;
+        return moving ? resources_of<BackwardTangentWideTraits<Kernel, kGradient, true>>()
+                      : resources_of<BackwardTangentWideTraits<Kernel, kGradient, false>>();
+    } else {
+        return moving ? resources_of<BackwardTangentTraits<Kernel, kKeys, true>>()
+                      : resources_of<BackwardTangentTraits<Kernel, kKeys, false>>();
+    }
+}
+
+template <class Kernel, bool kMoving>
+int enqueue_all_gradients(const BackwardTangentPlan& plan, const BackwardTangentParams& params, cudaStream_t stream) {
+    if constexpr (has_kernel_for_each_gradient(Kernel::config)) {
+        using Gradient = TangentGradient;
+        int error = enqueue_gradients<BackwardTangentWideTraits<Kernel, Gradient::tdq, kMoving>>(plan.tdq, params, stream);
+        if (error == cudaSuccess)
+            error = enqueue_gradients<BackwardTangentWideTraits<Kernel, Gradient::tdk, kMoving>>(plan.tdk_tdv, params, stream);
+        if (error == cudaSuccess)
+            error = enqueue_gradients<BackwardTangentWideTraits<Kernel, Gradient::tdv, kMoving>>(plan.tdk_tdv, params, stream);
+        return error;
+    } else {
+        const int error = enqueue_gradients<BackwardTangentTraits<Kernel, false, kMoving>>(plan.tdq, params, stream);
+        if (error != cudaSuccess) return error;
+        return enqueue_gradients<BackwardTangentTraits<Kernel, true, kMoving>>(plan.tdk_tdv, params, stream);
+    }
 }
 
 }  // namespace libflash::cuda::sm90
@@ -136,15 +164,10 @@ template <class Kernel>
 int launch_backward_tangent(const BackwardTangentPlan& plan, const BackwardTangentParams& params, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
     int error = sm90::enqueue_step(sm90::tangent_statistics_kernel<Kernel>, plan.statistics, params, on);
-    const auto enqueue_both = [&](auto moving) {
-        constexpr bool kMoving = decltype(moving)::value;
-        if (error == cudaSuccess) error = sm90::enqueue_gradients<Kernel, false, kMoving>(plan.tdq, params, on);
-        if (error == cudaSuccess) error = sm90::enqueue_gradients<Kernel, true, kMoving>(plan.tdk_tdv, params, on);
-    };
-    if (plan.instance.number == kMovingDoutInstance.number)
-        enqueue_both(std::true_type());
-    else
-        enqueue_both(std::false_type());
+    if (error == cudaSuccess) {
+        error = plan.instance.number == kMovingDoutInstance.number ? sm90::enqueue_all_gradients<Kernel, true>(plan, params, on)
+                                                                   : sm90::enqueue_all_gradients<Kernel, false>(plan, params, on);
+    }
     if (error == cudaSuccess) error = sm90::enqueue_step(sm90::tangent_dsink_kernel<Kernel>, plan.dsink, params, on);
     return error;
 }

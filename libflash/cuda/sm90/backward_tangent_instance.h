@@ -1,11 +1,15 @@
 // The template instances of the sm_90a backward_tangent kernels, for the plan and for the kernels. No CUDA header.
 #pragma once
 
+#include "cuda/config.h"
 #include "cuda/plans.h"
 
 namespace libflash::cuda {
 
 // constant_dout: dout has no tangent, as in double backward. That saves a product in each kernel.
 constexpr Instance kMovingDoutInstance{0, "plain"}, kConstantDoutInstance{1, "dout without tangent"};
+
+// With more than 128 channels there are kernels of tdq, tdk and tdv, with a thread block for each work tile.
+constexpr bool has_kernel_for_each_gradient(const KernelConfig& config) { return config.head_dim > 128; }
 
 }  // namespace libflash::cuda

@@ -20,13 +20,14 @@ template <class Kernel, bool kOfKeys, bool kMovingDout>
 struct BackwardTangentTraits {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
-    static constexpr bool kKeys = kOfKeys;
+    static constexpr bool kWide = false, kKeys = kOfKeys;
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q;
     // Without tdk and tdv there are registers for more columns. In a unit of the workspace there are whole tiles of queries.
     static constexpr int kBlockN = kOfKeys || kHeadDim <= 64 ? config.tile_k : (kMovingDout ? 48 : 64);
     static_assert(!kOfKeys || kUnitRows % kBlockN == 0, "statistics of a tile are in one unit");
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;  // consumer warpgroups
     static constexpr int kConsumerWarps = kGroups * 4, kThreads = (kGroups + 1) * 128;
+    static constexpr int kColumnWarps = kConsumerWarps;  // that read a tile of columns
     static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
     static_assert(kGroups == 2, "the registers are for two consumer warpgroups");
 
@@ -51,6 +52,7 @@ struct BackwardTangentTraits {
     static constexpr int kStageBytes = ColTile::kBytes + SecondColTile::kBytes;
     static constexpr int kStages =
         std::min(config.stages, (kMaxSharedBytes - kStorageBytes - kRowBytes) / (kStageBytes + kStatisticsBytes));
+    static constexpr int kSecondStages = kStages;
     static_assert(kStages >= 2, "a tile is loaded while another one is in use");
     static constexpr int kTileBytes = kRowBytes + kStages * (kStageBytes + kStatisticsBytes);
 };

@@ -53,7 +53,9 @@ struct BackwardTangentWeights {
             });
         }
     }
-    // From dP, tdP, P (in `p`) and below (in `tp`), of columns [16 step, 16 step + 16): rounded dS and tdS and, for keys, P, tP.
+    // From dP, tdP, P (in `p`) and below (in `tp`), of columns [16 step, 16 step + 16): rounded dS and tdS and, if
+    // wanted, P and tP.
+    template <bool kWithWeights = kKeys>
     __device__ __forceinline__ void differentiate(int step, const Numbers& p, const Numbers& tp, const Numbers& dp,
                                                   const Numbers& tdp, const RowStatistics& rows, uint32_t cols, Fragment& ds,
                                                   Fragment& tds, Fragment& rounded_p, Fragment& rounded_tp) const {
@@ -63,14 +65,23 @@ struct BackwardTangentWeights {
             const float x = dp[i] - of.delta, y = tdp[i] - of.tdelta;
             a[e] = p[i] * x;
             b[e] = p[i] * fmaf(tp[i], x, y);
-            if constexpr (kKeys) c[e] = p[i] * tp[i];
+            if constexpr (kWithWeights) c[e] = p[i] * tp[i];
         });
         round(ds, a);
         round(tds, b);
-        if constexpr (kKeys) {
+        if constexpr (kWithWeights) {
             round(rounded_p, &p[8 * step]);
             round(rounded_tp, c);
         }
+    }
+    // From P and below: rounded P and tP.
+    __device__ __forceinline__ void round_probabilities(int step, const Numbers& p, const Numbers& below, Fragment& rounded_p,
+                                                        Fragment& rounded_tp) const {
+        float x[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[e] = p[8 * step + e] * below[8 * step + e];
+        round(rounded_p, &p[8 * step]);
+        round(rounded_tp, x);
     }
 
 private:

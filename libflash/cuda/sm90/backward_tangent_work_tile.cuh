@@ -94,6 +94,7 @@ private:
 // Thread blocks take work tiles by number. A counter in the workspace says which are left; without it each has one.
 template <class Traits>
 struct BackwardTangentSchedule {
+    static constexpr int kScheduled = Traits::kBlockM / Traits::config.tile_q;  // tiles of the schedule in a work tile
     int number = -1;
 
     // Finds the next work tile with rows; batch < 0: none is left. Warp 0 calls it; all lanes get the same.
@@ -103,14 +104,19 @@ struct BackwardTangentSchedule {
         while (true) {
             number = number < 0 ? static_cast<int>(blockIdx.x) : next(params);
             if (number >= schedule.heads * schedule.tiles) return {-1, 0, 0};
-            const TileCoordinates work = tile_coordinates<Traits::kBlockM>(schedule, lengths, params.batch, number);
+            TileCoordinates work = tile_coordinates<Traits::config.tile_q>(schedule, lengths, params.batch, number);
+            if (kScheduled > 1 && work.batch >= 0) {
+                if (work.tile % kScheduled != 0) continue;
+                work.tile /= kScheduled;
+            }
             if (work.batch >= 0 && work.tile * Traits::kBlockM < SequenceRows::of(lengths, work.batch).owned) return work;
         }
     }
 
 private:
     __device__ static __forceinline__ int next(const BackwardTangentParams& params) {
-        if (!params.next_tiles) return INT32_MAX;
+        if (Traits::kWide || !params.next_tiles)
+            return INT32_MAX;  // kWide: the plan has no counter, and code for it takes registers
         int taken = 0;
         if (threadIdx.x == 0) taken = atomicAdd(params.next_tiles + (Traits::kKeys ? 1 : 0), 1);
         return __shfl_sync(0xffffffffu, taken, 0) + static_cast<int>(gridDim.x);

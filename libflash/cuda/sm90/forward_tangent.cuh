@@ -80,10 +80,12 @@ int launch_tangent_instance(const LaunchShape& shape, const ForwardTangentParams
 }
 
 // Calls do_with with the instance as an integral_constant.
-template <class DoWith>
+template <class Kernel, class DoWith>
 auto with_tangent_instance(int instance, const DoWith& do_with) {
-    if (static_cast<TangentInstance>(instance) == TangentInstance::fused)
-        return do_with(std::integral_constant<TangentInstance, TangentInstance::fused>());
+    if constexpr (is_fused_with_forward(Kernel::config)) {
+        if (static_cast<TangentInstance>(instance) == TangentInstance::fused)
+            return do_with(std::integral_constant<TangentInstance, TangentInstance::fused>());
+    }
     return do_with(std::integral_constant<TangentInstance, TangentInstance::from_lse>());
 }
 
@@ -93,7 +95,7 @@ namespace libflash::cuda {
 
 template <class Kernel>
 KernelResources resources_of_forward_tangent(int, int instance) {
-    return sm90::with_tangent_instance(instance, [](auto kind) {
+    return sm90::with_tangent_instance<Kernel>(instance, [](auto kind) {
         using Traits = sm90::ForwardTangentTraits<Kernel, decltype(kind)::value>;
         return KernelResources{Traits::kThreads, sm90::ForwardTangentKernel<Traits>::kSharedBytes};
     });
@@ -102,7 +104,7 @@ KernelResources resources_of_forward_tangent(int, int instance) {
 // Enqueues the kernel on `stream`. Returns a CUDA error.
 template <class Kernel>
 int launch_forward_tangent(const ForwardTangentPlan& plan, const ForwardTangentParams& params, void* stream) {
-    return sm90::with_tangent_instance(plan.instance.number, [&](auto kind) {
+    return sm90::with_tangent_instance<Kernel>(plan.instance.number, [&](auto kind) {
         return sm90::launch_tangent_instance<Kernel, decltype(kind)::value>(plan.attention, params,
                                                                             static_cast<cudaStream_t>(stream));
     });

@@ -19,7 +19,7 @@ ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProbl
     plan.vector_loads = tangents_load_in_vectors(problem);
     plan.vector_rows = fits(problem.out) && fits(problem.dout) && fits(problem.tangents.dout);
     plan.vector_out = fits(problem.tangents.out);
-    plan.instance = problem.from_lse ? kPlainTangentInstance : kFusedTangentInstance;
+    plan.instance = problem.from_lse || !is_fused_with_forward(config) ? kPlainTangentInstance : kFusedTangentInstance;
     plan.tile_q = config.tile_q;
     plan.tile_k = config.tile_k;
     // Under a causal mask later rows see more keys: a static schedule pairs a long work tile with a short one.

@@ -30,14 +30,16 @@ struct ForwardTangentTraits {
     using KeysTile = SwizzledTile<2 * kBlockN, kHeadDim>;
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;  // of V or tV
 
-    static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
+    static constexpr bool kWide = kHeadDimV > 128;  // the sums of a thread leave 112 of its registers
+    static constexpr int kProducerRegisters = kGroups == 3 || kWide ? 32 : 40;
+    static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : (kWide ? 240 : 232);
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     static constexpr int kStorageBytes = 3 * 1024;      // of these for ForwardTangentStorage and alignment
     static constexpr int kQBytes = 2 * kGroups * QTile::kBytes;
     static constexpr int kStageBytes = KeysTile::kBytes + 2 * VTile::kBytes;
     static constexpr int kStages = std::min(config.stages, (kMaxSharedBytes - kStorageBytes - kQBytes) / kStageBytes);
-    static_assert(kStages >= 2, "the scores of a tile and the values of the one before it are in use at the same time");
+    static_assert(kStages >= 1, "keys and values have stages of their own: K of a tile is in use together with V of another one");
     static constexpr int kTileBytes = kQBytes + kStages * kStageBytes;
 };
 

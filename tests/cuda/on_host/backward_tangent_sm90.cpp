@@ -148,7 +148,7 @@ struct Problem {
         plan.statistics = launch(BackwardTangentStep::statistics, blocks_of(params.unit_schedule));
         plan.tdq = launch(BackwardTangentStep::gradients, blocks_of(params.query_schedule));
         plan.tdk_tdv = launch(BackwardTangentStep::gradients_of_keys, blocks_of(params.key_schedule));
-        if (plan.statistics.blocks > 0) {
+        if (plan.statistics.blocks > 0 && !has_kernel_for_each_gradient(Kernel::config)) {
             params.next_tiles = next_tiles.data();
             for (LaunchShape* shape : {&plan.tdq, &plan.tdk_tdv})
                 shape->blocks = std::min<int64_t>(shape->blocks, kMultiprocessors);
