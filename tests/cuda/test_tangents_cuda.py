@@ -99,7 +99,7 @@ def test_bits_repeat_and_dbias_is_refused() -> None:
     one, other = (backward_by(gpu_tangent.backward_tangent, x, t, None, forward, of_options=()) for _ in range(2))
     for name, a in one.items():
         assert a.tobytes() == other[name].tobytes(), name
-    with pytest.raises(abi.FlashError, match=r"tangents\.dbias: no CUDA kernel knows it yet"):
+    with pytest.raises(abi.FlashError, match=r"tangents\.dbias: no CUDA kernel supports it yet"):
         backward_by(gpu_tangent.backward_tangent, x, t, None, forward)
 
 

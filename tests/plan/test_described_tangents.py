@@ -77,8 +77,8 @@ def test_many_channels_on_hopper(lib: c.CDLL, dtype: str, head_dim: int) -> None
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"softcap": 30.0}, "softcap: the kernel does not know it"),
-        ({"block_mask": BLOCKS}, "block_mask: the kernel does not know it"),
+        ({"softcap": 30.0}, "softcap: the kernel does not support it"),
+        ({"block_mask": BLOCKS}, "block_mask: the kernel does not support it"),
         ({"softmax_scale": -1.0, "flags": abi.SCALE}, "softmax_scale: must be positive for it"),
     ],
 )
@@ -227,8 +227,8 @@ def test_backward_of_many_channels_on_hopper(lib: c.CDLL, dtype: str, head_dim: 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"softcap": 30.0}, "softcap: the kernel does not know it"),
-        ({"block_mask": BLOCKS}, "block_mask: the kernel does not know it"),
+        ({"softcap": 30.0}, "softcap: the kernel does not support it"),
+        ({"block_mask": BLOCKS}, "block_mask: the kernel does not support it"),
         (
             {"tangents": {"dout": tensor(2, 1000, 16, 64, address=ADDRESS + 2)}},
             "tangents.dout: its address and its strides must be",
@@ -255,7 +255,7 @@ def test_backward_needs_shared_memory(lib: c.CDLL) -> None:
 def test_what_backward_refuses(lib: c.CDLL) -> None:
     bias, dbias = tensor(1, 16, 1000, 1000), tensor(1, 16, 1000, 1000, address=2 * ADDRESS)
     text = explain_backward(lib, "H200", rows(64), bias=bias, tangents={"dbias": dbias})
-    assert "tangents.dbias: no CUDA kernel knows it yet" in text
+    assert "tangents.dbias: no CUDA kernel supports it yet" in text
     q, k = tensor(1, 16384, 16, 64, dtype=abi.FLOAT16), tensor(1, 1000, 4, 64, dtype=abi.FLOAT16)
     text = explain_backward(lib, "H200", (q, k, k))
     assert "q: the kernel adds up at most 32768 rows of the heads that share a key head" in text

@@ -35,7 +35,7 @@ def test_parts_run_on_sm80(lib: c.CDLL, device: str) -> None:
             assert lines["kernel"][0] == f"{operation}_sm80_bf16_d64, backend sm80", name
             assert lines["instance"] == ["general"], name
             if device == "H200":
-                assert f"{name}: the kernel does not know it" in text
+                assert f"{name}: the kernel does not support it" in text
 
 
 @pytest.mark.parametrize("operation", BOTH)

@@ -75,5 +75,5 @@ def test_wide_heads_are_refused(lib: c.CDLL, head_dim: int) -> None:
     options = abi.options(abi.AttentionOptions, **made)
     status = function(c.pointer(q), c.pointer(k), c.pointer(v), options, text, len(text), c.byref(needed))
     told = text.value.decode() if status == abi.OK else lib.flash_last_error().decode()
-    assert "max_logit: the kernel does not know it" in told
+    assert "max_logit: the kernel does not support it" in told
     assert "head_dim: must be at most 256 for this kernel" in told

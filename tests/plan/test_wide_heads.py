@@ -137,7 +137,7 @@ def test_what_the_kernel_for_views_of_the_keys_lacks(lib: c.CDLL, options: dict[
     lib.describe(*DEVICES["H200"])
     text = explain(lib, "decode", arguments, **mla_options(), **options)
     assert "decode_sm80_bf16_d576x512, backend sm80" in text
-    assert f"{reason}: the kernel does not know it" in text
+    assert f"{reason}: the kernel does not support it" in text
 
 
 def test_values_apart_from_the_keys(lib: c.CDLL) -> None:
@@ -177,11 +177,11 @@ def test_long_sums_on_sm90(lib: c.CDLL, dtype: str, most: int) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"mask": MASK}, "mask: the kernel does not know it"),
-        ({"bias": SCORES}, "bias: the kernel does not know it"),
-        ({"alibi_slopes": SLOPES}, "alibi_slopes: the kernel does not know it"),
-        ({"block_mask": BLOCKS}, "block_mask: the kernel does not know it"),
-        ({"dropout_p": 0.5}, "dropout_p: the kernel does not know it"),
+        ({"mask": MASK}, "mask: the kernel does not support it"),
+        ({"bias": SCORES}, "bias: the kernel does not support it"),
+        ({"alibi_slopes": SLOPES}, "alibi_slopes: the kernel does not support it"),
+        ({"block_mask": BLOCKS}, "block_mask: the kernel does not support it"),
+        ({"dropout_p": 0.5}, "dropout_p: the kernel does not support it"),
         ({"head_dim": 333}, "q: its address and its strides must be multiples of 16 bytes for it, and not negative"),
         ({"head_dim_v": 301}, "v: its address and its strides must be multiples of 16 bytes for it, and not negative"),
     ],
@@ -207,7 +207,7 @@ def test_what_forward_on_sm90_lacks(lib: c.CDLL, options: dict[str, Any], reason
         (decode("H200", {}, (576, 513)), "head_dim_v: must be at most 512 for this kernel (513)"),
         (
             decode("H200", {}, k_scale=tensor(2, dtype=abi.FLOAT32)),
-            "k_scale or v_scale with wide heads: the kernel does not know it [decode_sm80_bf16_d576x512]",
+            "k_scale or v_scale with wide heads: the kernel does not support it [decode_sm80_bf16_d576x512]",
         ),
     ],
 )

@@ -44,7 +44,7 @@ PositionsParams positions_params(const Positions& positions) {
 bool is_wide(const AttentionProblem& p, const TensorView& tensor) { return tensor.present && tensor.dtype != p.dtype; }
 
 bool has_no_shard_options(const AttentionProblem& p, std::string* why) {
-    if (const char* option = shard_option(p)) return reject(why, option, ": the kernel does not know it");
+    if (const char* option = shard_option(p)) return reject(why, option, ": the kernel does not support it");
     if (const char* result = wide_result(p)) return reject(why, result, ": the kernel writes the type of q only (", p.dtype, ")");
     return true;
 }

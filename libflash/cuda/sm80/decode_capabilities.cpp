@@ -33,7 +33,7 @@ const char* option_decode_lacks(const KernelConfig& config, const DecodeProblem&
 
 bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {
     const char* option = option_decode_lacks(config, problem);
-    if (option && why) *why = text_of(option, ": the kernel does not know it");
+    if (option && why) *why = text_of(option, ": the kernel does not support it");
     return !option;
 }
 

@@ -63,7 +63,7 @@ const char* option_backward_lacks(const KernelConfig& config, const AttentionPro
 
 bool supports_backward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
     if (const char* option = option_backward_lacks(config, p)) {
-        if (why) *why = text_of(option, ": the kernel does not know it");
+        if (why) *why = text_of(option, ": the kernel does not support it");
         return false;
     }
     if (!tma_reads_all(p, why)) return false;
@@ -101,7 +101,7 @@ const char* option_statistics_lack(const AttentionProblem& p) {
 
 bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
     const char* option = config.statistics ? option_statistics_lack(p) : nullptr;
-    if (option) return reject(why, option, ": the kernel with statistics of rows does not know it");
+    if (option) return reject(why, option, ": the kernel with statistics of rows does not support it");
     if (!tma_reads_all(p, why) || !supports_tile_count(config, p, why) || !supports_key_count(config, p, why)) return false;
     if (rows_fit_vectors(rows_params(p.out), p.head_dim_v, 2)) return true;
     if (why) *why = "out: its address, its strides and its rows must be multiples of 16 bytes for it";

@@ -72,7 +72,7 @@ bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, s
     if (in_keys ? !has_the_values_in_the_keys(config, problem, why) : !has_many_rows(problem, why)) return false;
     const char* option = option_decode_lacks(problem);
     if (!option) option = in_keys ? option_of_values_in_keys_lacks(problem) : option_of_many_rows_lacks(problem);
-    if (option) return reject(why, option, ": the kernel does not know it");
+    if (option) return reject(why, option, ": the kernel does not support it");
     return loads_keys(problem, why);
 }
 

@@ -52,7 +52,7 @@ bool has_enough_sums(const KernelConfig& config, const DecodeProblem& problem, s
 }  // namespace
 
 bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {
-    if (const char* option = option_prefill_lacks(problem)) return reject(why, option, ": the kernel does not know it");
+    if (const char* option = option_prefill_lacks(problem)) return reject(why, option, ": the kernel does not support it");
     if (problem.invariant_rows && !has_invariant_prefill(config))
         return reject(why, "FLASH_FLAG_INVARIANT_ROWS: with it the values may have at most 128 channels (", problem.head_dim_v,
                       ")");

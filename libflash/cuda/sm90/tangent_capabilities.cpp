@@ -16,8 +16,8 @@ constexpr const char* kAlignment = "its address and its strides must be multiple
 
 bool knows_options(const TangentProblem& p, std::string* why) {
     const char* option = p.block_mask.present ? "block_mask" : rare_option(p);
-    if (option) return reject(why, option, ": the kernel does not know it");
-    if (p.tangents.dbias.present) return reject(why, "tangents.dbias: the kernel does not know it");
+    if (option) return reject(why, option, ": the kernel does not support it");
+    if (p.tangents.dbias.present) return reject(why, "tangents.dbias: the kernel does not support it");
     return p.backward || p.softmax_scale > 0 || reject(why, "softmax_scale: must be positive for it");
 }
 

@@ -19,7 +19,7 @@ const char* option_wide_forward_lacks(const AttentionProblem& p) {
 }  // namespace
 
 bool supports_wide_forward(const AttentionProblem& problem, std::string* why) {
-    if (const char* option = option_wide_forward_lacks(problem)) return reject(why, option, ": the kernel does not know it");
+    if (const char* option = option_wide_forward_lacks(problem)) return reject(why, option, ": the kernel does not support it");
     if (!tma_reads_all(problem, why)) return false;
     if (!loads_in_vectors(problem)) return reject(why, "head_dim, head_dim_v: must be multiples of 8 for it");
     if (rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype))) return true;
