@@ -42,7 +42,7 @@ from limited import Done, run_limited
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
-LIMITS = {"tests": 420, "accuracy": 200, "repeats": 240, "sanitizer": 450, "benchmark": 200, "decode": 60, "shapes": 50}
+LIMITS = {"tests": 480, "accuracy": 200, "repeats": 240, "sanitizer": 450, "benchmark": 200, "decode": 60, "shapes": 50}
 LIMITS |= {"context": 170}
 QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
 QUICK_LIMITS |= {"context": 100}
@@ -50,7 +50,7 @@ QUICK_LIMITS |= {"context": 100}
 CHECKS = (("tests", "accuracy"), ("sanitizer",))
 TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
 REPEATS = ("repeats",)  # a lane of its own; with two GPUs after TIMED, whose GPU is free early
-TOTAL = 530  # limit of all stages together
+TOTAL = 540  # limit of all stages together
 MOST_WORKERS = 28
 # Of NumPy, in stages beside others: exact results are products of small matrices, and threads that wait for a processor make
 # them many times slower.

@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from limited import Done, run_limited
 
@@ -27,6 +28,7 @@ FEWER_KERNELS = (
     r"_tangent_sm80_f32_d128$|_f32_d128_statistics$|_f64_d128(_statistics)?$",
 )
 FEWER = {"racecheck": ["--kernels", "|".join(FEWER_KERNELS)]}
+PARTS = {"memcheck": 3, "racecheck": 4, "synccheck": 2}  # processes that share the kernels
 
 # No leak check: the library allocates nothing on the device, and Python exits without freeing the memory of its frameworks.
 # Failed calls of the CUDA API are not reported: frameworks probe for features, and the library reports its own failures.
@@ -158,15 +160,36 @@ def stage(
     program = [sys.executable, str(FOLDER / "sanitized.py")]
     if not proves["memcheck"]:
         proves["memcheck"] = library_verdict(said(session.watch("memcheck", "plant", [*program, "--plant"]).text))
-    runs = {}
-    for name in TOOLS:
-        if not proves[name]:  # a tool whose report does not count is not run
-            arguments = ["--quick"] * quick + FEWER.get(name, [])
-            library = racecheck_build if name == "racecheck" else None
-            runs[name] = tool_result(name, session.watch(name, "run", program + arguments, library))
-            if library:
-                runs[name]["build"] = "LIBFLASH_RACECHECK"
-    return judged(proves, runs)
+    working = [name for name in TOOLS if not proves[name]]  # a tool whose report does not count is not run
+    return judged(proves, runs(session, working, program + ["--quick"] * quick, racecheck_build))
+
+
+def runs(
+    session: Session, tools: list[str], program: list[str], racecheck_build: pathlib.Path | None = None
+) -> dict[str, dict[str, object]]:
+    """The result of each tool. All parts of all tools run at the same time: they mostly keep processors busy."""
+    library = {"racecheck": racecheck_build}
+
+    def watch(name: str, part: int) -> Done:
+        arguments = [*FEWER.get(name, []), "--part", f"{part}/{PARTS[name]}"]
+        return session.watch(name, f"run-{part}", program + arguments, library.get(name))
+
+    with ThreadPoolExecutor(sum(PARTS.values())) as pool:
+        waiting = {name: [pool.submit(watch, name, part + 1) for part in range(PARTS[name])] for name in tools}
+    found = {name: together([tool_result(name, one.result()) for one in parts]) for name, parts in waiting.items()}
+    for name in tools:
+        if library.get(name):
+            found[name]["build"] = "LIBFLASH_RACECHECK"
+    return found
+
+
+def together(parts: list[dict[str, object]]) -> dict[str, object]:
+    """The result of a tool from those of its parts: the first one that is not clean says how it ended."""
+    unclean = [part for part in parts if part["status"] != "clean"]
+    counts = {name: sum(part.get(name) or 0 for part in parts) for name in ("found", "problems", "kernels")}  # type: ignore[misc]
+    if any(part["found"] is None for part in parts):
+        counts["found"] = None  # type: ignore[assignment]
+    return {**(unclean or parts)[0], **counts, "seconds": max(part["seconds"] for part in parts)}  # type: ignore[type-var]
 
 
 def judged(proves: dict[str, str], runs: dict[str, dict]) -> tuple[str, str, dict]:

@@ -111,6 +111,34 @@ def test_a_run_can_have_a_library_of_its_own(tmp_path: pathlib.Path) -> None:
     assert session.run("b", command).text.strip() == "installed"
 
 
+def test_parts_of_a_tool() -> None:
+    """A tool is clean if all its parts are."""
+    clean = {"status": "clean", "found": 0, "seconds": 2.0, "problems": 10, "kernels": 3}
+    found = clean | {"status": "found", "found": 4, "says": ["here"]}
+    assert sanitizer.together([clean, clean | {"seconds": 3.0}]) == clean | {"seconds": 3.0, "problems": 20, "kernels": 6}
+    assert sanitizer.together([clean, found]) == found | {"problems": 20, "kernels": 6}
+    late = {"status": "timed out", "found": None, "seconds": 9.0}
+    assert sanitizer.together([clean, late])["status"] == "timed out"
+    assert sanitizer.together([clean, late])["found"] is None
+
+
+def test_every_part_runs(tmp_path: pathlib.Path) -> None:
+    session, commands = sanitizer.Session("unused", 60, tmp_path, {}), []
+
+    def watch(tool: str, name: str, program: list[str], library: pathlib.Path | None) -> limited.Done:
+        commands.append((tool, program[-1], library))
+        return limited.Done(0, "ran: 2 problems, 1 kernels\n" + CLEAN, 1.0)
+
+    session.watch = watch  # type: ignore[method-assign, assignment]
+    found = sanitizer.runs(session, list(sanitizer.TOOLS), ["program"], pathlib.Path("own"))
+    wanted = [(tool, part + 1) for tool, parts in sanitizer.PARTS.items() for part in range(parts)]
+    own = {"racecheck": pathlib.Path("own")}
+    assert sorted(commands, key=str) == sorted(((t, f"{n}/{sanitizer.PARTS[t]}", own.get(t)) for t, n in wanted), key=str)
+    assert all(result["status"] == "clean" for result in found.values())
+    assert [result["kernels"] for result in found.values()] == list(sanitizer.PARTS.values())
+    assert [name for name, result in found.items() if "build" in result] == ["racecheck"]
+
+
 @pytest.mark.parametrize(
     ("kernel", "seen"),
     [
