@@ -130,3 +130,32 @@ def test_matrix_instructions(unit):
     for version, ptx in ptx_of(unit, entry).items():
         for name, code in entries(ptx, names).items():
             assert instruction(name, folder, version) in code, f"{name}, PTX version {version}"
+
+
+def registers_of_roles(code):
+    """(registers of a lane of all warpgroups that change them, number of warpgroups) of a kernel in PTX. One warpgroup takes each
+    path that gives registers away, the others the path that takes more.
+    """
+    threads = int(re.search(r"\.maxntid (\d+)", code)[1])
+    given = [int(x) for x in re.findall(r"setmaxnreg\.dec\.sync\.aligned\.u32 (\d+)", code)]
+    taken = {int(x) for x in re.findall(r"setmaxnreg\.inc\.sync\.aligned\.u32 (\d+)", code)}
+    if not taken:
+        return 0, threads // 128
+    assert len(taken) == 1, taken
+    return sum(given) + taken.pop() * (threads // 128 - len(given)), threads // 128
+
+
+@pytest.mark.parametrize("unit", [unit for unit, (folder, _, _) in UNITS.items() if folder == "sm90"])
+def test_registers_of_the_roles(unit):
+    """All warpgroups together have no more registers than they were launched with: else one waits for more forever."""
+    _, entry, names = UNITS[unit]
+    checked = 0
+    for ptx in ptx_of(unit, entry).values():
+        for kernel in re.split(r"^(?=.*\.entry )", ptx, flags=re.MULTILINE)[1:]:
+            symbol = re.search(r"\.entry (\w+)", kernel)[1]
+            if "setmaxnreg" in kernel:
+                wanted, warpgroups = registers_of_roles(kernel)
+                reports = [r for found in KERNELS.values() for r in found if r["name"] == symbol and r["arch"] == "90a"]
+                assert [wanted <= int(r["registers"]) * warpgroups for r in reports] == [True], (symbol, wanted, reports)
+                checked += 1
+    assert checked or not any(name.startswith(("forward", "backward", "prefill")) for name in names)

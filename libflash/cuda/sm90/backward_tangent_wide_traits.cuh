@@ -24,7 +24,7 @@ struct BackwardTangentWideTraits {
     static constexpr int kBlockM = kGroups * kGroupRows;
     static_assert(config.tile_q == kGroupRows, "the schedules are made for tiles of so many rows");
     static constexpr int kConsumerWarps = 8, kColumnWarps = kSharedRows ? 4 : 8;  // kColumnWarps read a tile of columns
-    static constexpr int kThreads = 384, kProducerRegisters = 32, kConsumerRegisters = 240;
+    static constexpr int kThreads = 384, kProducerRegisters = 24, kConsumerRegisters = 240;
 
     static constexpr bool kMovingRows = kDifferences && (kKeys || kMovingDout), kMovingCols = !kKeys || kMovingDout;
     using RowTile = SwizzledTile<kGroupRows, kHeadDim>;

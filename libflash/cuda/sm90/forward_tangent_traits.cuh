@@ -30,9 +30,8 @@ struct ForwardTangentTraits {
     using KeysTile = SwizzledTile<2 * kBlockN, kHeadDim>;
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;  // of V or tV
 
-    static constexpr bool kWide = kHeadDimV > 128;  // the sums of a thread leave 112 of its registers
-    static constexpr int kProducerRegisters = kGroups == 3 || kWide ? 32 : 40;
-    static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : (kWide ? 240 : 232);
+    static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
+    static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     static constexpr int kStorageBytes = 3 * 1024;      // of these for ForwardTangentStorage and alignment
