@@ -13,10 +13,10 @@ racecheck (libflash/cuda/sm90/pipeline.cuh says why):
     pip install --no-deps --target DIR . -C cmake.define.LIBFLASH_RACECHECK=ON
 
 Each stage has its time limit; one that fails is recorded and the next one runs. One GPU takes longer than all stages may take
-together: call it twice, --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. The tests and the stages
-of CHECKS share a GPU, each lane at the same time as the others. The stages of TIMED have a GPU to themselves: the second one at
-the same time as the others, and then `repeats` there; or, with one GPU, the same one after all others. The stage that needs two
-GPUs is the last one. The exit code is 0 if every stage that ran passed. Logs go to build/evidence.
+together: call it twice, --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. The lanes of CHECKS share
+a GPU and run at the same time. The stages of TIMED have a GPU to themselves: the second one at the same time as the others, or,
+with one GPU, the same one after all others. The stage that needs two GPUs is the last one. The exit code is 0 if every stage
+that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ from limited import Done, run_limited
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
-LIMITS = {"tests": 480, "accuracy": 200, "repeats": 240, "sanitizer": 450, "benchmark": 200, "decode": 60, "shapes": 50}
+LIMITS = {"tests": 480, "accuracy": 200, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
 LIMITS |= {"context": 170}
 QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
 QUICK_LIMITS |= {"context": 100}
 # Lanes on the first GPU. Accuracy follows the tests: its exact results need their processors.
-CHECKS = (("tests", "accuracy"), ("sanitizer",))
+CHECKS = (("tests", "accuracy"), ("sanitizer",), ("repeats",))
 TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
-REPEATS = ("repeats",)  # a lane of its own; with two GPUs after TIMED, whose GPU is free early
 TOTAL = 540  # limit of all stages together
-MOST_WORKERS = 28
+MOST_WORKERS = 22
 # Of NumPy, in stages beside others: exact results are products of small matrices, and threads that wait for a processor make
 # them many times slower.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -231,8 +230,8 @@ def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None
         return [name for name in some if name in names]
 
     if gpus > 1:
-        return [[*((among(lane), 0) for lane in CHECKS), (among(TIMED + REPEATS), 1)], [(among(record.OF_SEVERAL), None)]]
-    return [[(among(lane), None) for lane in (*CHECKS, REPEATS)], [(among(TIMED), None)]]
+        return [[*((among(lane), 0) for lane in CHECKS), (among(TIMED), 1)], [(among(record.OF_SEVERAL), None)]]
+    return [[(among(lane), None) for lane in CHECKS], [(among(TIMED), None)]]
 
 
 def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:

@@ -84,10 +84,10 @@ def test_two_gpus_share_the_stages() -> None:
     names = list(collect.STAGES)
     lanes, both = collect.phases(names, 2)
     *checks, timed = lanes
-    assert checks == [(["tests", "accuracy"], 0), (["sanitizer"], 0)]
-    assert timed == (["benchmark", "decode", "shapes", "repeats"], 1)  # one after the other
+    assert checks == [(["tests", "accuracy"], 0), (["sanitizer"], 0), (["repeats"], 0)]
+    assert timed == (["benchmark", "decode", "shapes"], 1)  # one after the other
     assert both == [(["context"], None)]
-    assert collect.phases(["tests"], 2) == [[(["tests"], 0), ([], 0), ([], 1)], [([], None)]]
+    assert collect.phases(["tests"], 2) == [[(["tests"], 0), ([], 0), ([], 0), ([], 1)], [([], None)]]
 
 
 def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
