@@ -104,8 +104,11 @@ BACKWARD_TANGENT_KERNELS_SM90 = {
 # As TANGENT_CASES, with 8 for dout.
 BACKWARD_TANGENT_CASES = ((1, 1, 0, 15), (1, 1, 1, 15), (1, 1, 1, 1), (1, 1, 0, 2), (1, 1, 1, 4), (1, 1, 0, 8))
 # Magnitude of the inputs and of their tangents, rare options and packed rows, tangents that are given (1: q, 2: k, 4: v). With
-# the largest, P ts is larger than fp16 can hold.
-TANGENT_CASES = ((1, 1, 0, 7), (1, 1, 1, 7), (2, 1, 1, 1), (2, 1, 0, 2), (1, 1, 0, 4), (1, 4000, 0, 7))
+# the largest, P ts is larger than fp16 can hold. Then whether no key is in use.
+TANGENT_CASES = (
+    *((1, 1, 0, 7, 0), (1, 1, 1, 7, 0), (2, 1, 1, 1, 0), (2, 1, 0, 2, 0), (1, 1, 0, 4, 0), (1, 4000, 0, 7, 0)),
+    *((1, 1, 0, 7, 1), (1, 1, 1, 7, 1)),
+)
 
 # float64: head_dim, tiles of forward, of backward and of the tangents; options and magnitude of the inputs (attention_f64.cpp),
 # options, tangents and tdelta (tangent_f64.cpp). Then channels that the kernel has and the tensors lack, and the architecture

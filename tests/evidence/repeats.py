@@ -45,7 +45,7 @@ REPEATS, QUICK_REPEATS = 1000, 50
 HOG_BYTES = 1 << 28
 BLOCK = 128
 BATCH, SEQLEN_Q, SEQLEN_K, HEADS_Q, HEADS_K = 60, 190, 333, 4, 2
-MAY_DIFFER = {"dq"}  # without deterministic=True
+MAY_DIFFER = {"dq"}  # without deterministic=True, as beside a tangent of backward, too
 
 Tensors = dict[str, torch.Tensor]
 
@@ -57,7 +57,7 @@ def golden(kernel: dict) -> str:
         result = run(case, kernel)
         case.check(**result)
         for name, tensor in result.items():
-            if isinstance(tensor, np.ndarray) and (name not in MAY_DIFFER or ordered(kernel)):
+            if isinstance(tensor, np.ndarray) and (name not in MAY_DIFFER or (kernel["kind"] == "backward" and ordered(kernel))):
                 total.update(tensor.tobytes())
     return total.hexdigest()[:32]
 

@@ -163,6 +163,7 @@ struct DoubleStatisticsForward {
         clear(o);
         q.template load_async<kThreads>(rows_of(params.q, work.batch, work.head, q_rows.start), params.q.row, tiles.first_row,
                                         q_rows.length, params.head_dim, thread);
+        cp_async_commit();  // a group of its own, for which also a tile without keys waits
         int cursor = tiles.list_count;
 #pragma unroll 1
         for (int tile = tiles.end; (tile = tiles.previous(tile, cursor)) >= 0;) {

@@ -365,7 +365,10 @@ struct ForwardTangent {
             if (params.tv.data) add_values(s, kTangentValuesAt);
             tile = next;
         }
+        // Without a key tile nobody has waited for the copies of Q, in whose memory the result is staged.
+        cp_async_commit();
         cp_async_wait<0>();
+        __syncthreads();
     }
 
     __device__ __forceinline__ void run() {

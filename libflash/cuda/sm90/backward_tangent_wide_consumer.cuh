@@ -141,9 +141,12 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(s);
         wgmma_fence_operand(ts);
-        if constexpr (!kDifferences) release(c, c.columns);
         weigh(c, tile, s, ts, dp, statistics, w, tw);
-        if constexpr (!kDifferences) receive<SecondColTile, Traits::kMovingCols>(c, second(c), second_cols(c), tile);
+        if constexpr (!kDifferences) {
+            __syncwarp();  // all lanes have read the statistics, which come with the first tensor
+            release(c, c.columns);
+            receive<SecondColTile, Traits::kMovingCols>(c, second(c), second_cols(c), tile);
+        }
         wgmma_fence();
         issue_sums(c, w, tw);
         wgmma_wait<0>();

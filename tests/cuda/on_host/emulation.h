@@ -92,9 +92,9 @@ struct Machine {
     std::vector<Block> resident = std::vector<Block>(1);
     Block* block = nullptr;  // the running one
     unsigned block_index = 0, blocks = 0, threads = 0, thread = 0;
-    unsigned most_resident = 1;  // for kernels with dynamic shared memory; above 1 they begin in random order
-    int64_t polls = 0;           // waits for other threads since the last arrival at an mbarrier
-    std::function<void()> kernel;
+    unsigned most_resident = 1;            // for kernels with dynamic shared memory; above 1 they begin in random order
+    int64_t polls = 0;                     // waits for other threads since the last arrival at an mbarrier
+    std::function<void()> kernel, at_end;  // at_end: what each thread does after the kernel, if anything
     // Disorder: warps are delayed at random, and asynchronous operations complete later and in any order. Off: everything runs
     // as soon as it can.
     bool disorder = false;
@@ -162,6 +162,7 @@ inline uint64_t (&shown_by(int lane))[8] { return machine.block->slots[warp()][l
 
 inline void run_fiber() {
     machine.kernel();
+    if (machine.at_end) machine.at_end();
     machine.block->fibers[machine.thread].done = true;
     while (true) yield();
 }

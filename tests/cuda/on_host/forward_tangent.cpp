@@ -1,6 +1,6 @@
 // Runs forward_tangent of one kernel on the host and compares it with double precision. Arguments: 1 the size of the inputs, 2
 // the size of their tangents, 3 whether the rare options, a block mask and packed rows are used, 4 which tangents are given (bit
-// 0: q, 1: k, 2: v). Prints the errors; exit code 0 means none is too large.
+// 0: q, 1: k, 2: v), 5 whether no key is in use. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include "cuda/host/tile_schedule.h"
@@ -86,7 +86,8 @@ struct Problem : TangentProblem {
 
 void run(Problem& p) {
     ForwardTangentParams params{};
-    const int32_t used = kUsed, rows_of_sequence[] = {kBefore, kBefore + kRows}, keys_of_sequence[] = {0, kKeys};
+    const int32_t used = kUsed, used_keys = p.without_keys ? 0 : kKeys, rows_of_sequence[] = {kBefore, kBefore + kRows},
+                  keys_of_sequence[] = {0, kKeys};
     params.q = rows_of(p.q, kHeads, kDim), params.k = rows_of(p.k, 1, kDim), params.v = rows_of(p.v, 1, kDimV);
     if (p.given & 1) params.tq = rows_of(p.tq, kHeads, kDim);
     if (p.given & 2) params.tk = rows_of(p.tk, 1, kDim);
@@ -95,7 +96,7 @@ void run(Problem& p) {
     params.dout = rows_of(p.dout, kHeads, kDimV), params.tdout = rows_of(p.tdout, kHeads, kDimV);
     params.lse = numbers_of(p.lse), params.tlse = numbers_of(p.tlse);
     params.tdlse = numbers_of(p.tdlse), params.tdelta = numbers_of(p.tdelta);
-    params.q_lengths = {nullptr, &used, kRows}, params.k_lengths = {nullptr, nullptr, kKeys};
+    params.q_lengths = {nullptr, &used, kRows}, params.k_lengths = {nullptr, &used_keys, kKeys};
     params.batch = 1, params.heads_q = params.group_size = kHeads, params.head_dim = kDim, params.head_dim_v = kDimV;
     params.softmax_scale = static_cast<float>(p.scale), params.scale_log2 = static_cast<float>(p.scale * 1.4426950408889634);
     params.mask = {kLeft, 0, false};
@@ -104,7 +105,7 @@ void run(Problem& p) {
     if (p.rare) {
         params.vector_loads = params.vector_rows = params.vector_out = false;
         params.q_lengths = {rows_of_sequence, &used, kBefore + kRows};
-        params.k_lengths = {keys_of_sequence, nullptr, kKeys};
+        params.k_lengths = {keys_of_sequence, &used_keys, kKeys};
         for (RowsParams* x : {&params.q, &params.tq, &params.out, &params.tout, &params.dout, &params.tdout})
             x->data = static_cast<T*>(x->data) ? static_cast<T*>(x->data) - kBefore * x->row : nullptr;
         for (RowStatisticsParams* x : {&params.lse, &params.tlse, &params.tdlse, &params.tdelta}) x->data -= kBefore;
@@ -128,8 +129,10 @@ void run(Problem& p) {
 }
 
 int main(int, char** argv) {
+    late_copies = true;
     const double size = std::atof(argv[1]);
     Problem p(static_cast<float>(size), static_cast<float>(std::atof(argv[2])), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
+    p.without_keys = std::atoi(argv[5]) != 0;
     for (int head = 0; head < kHeads; ++head)
         for (int row = 0; row < kRows; ++row) p.solve_row(row, head);
     run(p);

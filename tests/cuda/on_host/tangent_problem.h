@@ -25,7 +25,7 @@ std::vector<Number> random(size_t count, float scale) {
 
 // The options: a block mask whose last rows do not see the last keys, a mask, ALiBi, softcap, dropout.
 struct TangentProblem {
-    bool rare;
+    bool rare, without_keys = false;
     int given;  // a bit for each tangent
     double scale = 1 / std::sqrt(double{kDim}), cap = 9;
     std::vector<uint8_t> mask, blocks{1, 1, 1, 0};
@@ -46,7 +46,7 @@ struct TangentProblem {
     }
     bool sees(int row, int key) const {
         const int diagonal = row + kKeys - kUsed;
-        if (row >= kUsed || key > diagonal || key < diagonal - kLeft) return false;
+        if (without_keys || row >= kUsed || key > diagonal || key < diagonal - kLeft) return false;
         return !rare || (mask[row * kKeys + key] && blocks[row / 128 * 2 + key / 128]);
     }
     // The factor of dropout.

@@ -1,4 +1,5 @@
-// Replaces the library's header. Copies complete when they are issued or, with `late_copies`, only when they are waited for.
+// Replaces the library's header. Copies complete when they are issued or, with `late_copies`, only when they are waited for. Then
+// it is wrong if a thread ends with copies that it has not waited for: they may overwrite what came later in that memory.
 #pragma once
 
 #include <deque>
@@ -53,6 +54,20 @@ inline std::deque<std::vector<AsyncCopy>>& own_copies() {
     if (groups.empty()) groups.emplace_back();
     return groups;
 }
+
+inline const bool checks_end = [] {
+    emulation::machine.at_end = [] {
+        for (const auto& group : copies_under_way[threadIdx.x]) {
+            if (group.empty()) continue;
+            std::printf("WRONG: thread %u of block %u ends with %zu copies under way\n", threadIdx.x + 0, blockIdx.x + 0,
+                        group.size());
+            std::fflush(stdout);
+            std::_Exit(3);
+        }
+        copies_under_way[threadIdx.x].clear();
+    };
+    return true;
+}();
 
 inline void begin_copy(const AsyncCopy& copy) {
     if (late_copies) {
