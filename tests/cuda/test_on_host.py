@@ -577,14 +577,16 @@ SM90_RUNS = runs(
     lambda _: tuple((x,) for x in DISORDERS),
 )
 WIDE_SM90_RUNS = runs(
-    {name: wide_forward_sm90(*sizes) for name, sizes in WIDE_FORWARD_KERNELS_SM90.items()},
-    lambda _: tuple((x,) for x in DISORDERS),
+    {name: wide_forward_sm90(*sizes) for name, sizes in WIDE_FORWARD_KERNELS_SM90.items()}
+    | {"bf16-512-racecheck": for_racecheck(wide_forward_sm90(*WIDE_FORWARD_KERNELS_SM90["bf16-512"]))},
+    lambda name: tuple((x,) for x in DISORDERS["racecheck" in name :]),
 )
 PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}, lambda _: tuple((x,) for x in DISORDERS))
 DECODE_SM90_RUNS = runs(
     {name: decode_sm90(*sizes) for name, sizes in DECODE_KERNELS_SM90.items()}
-    | {name: decode_sm90(dtype, dim, dim, *tile) for name, (dtype, dim, *tile) in DECODE_ROWS_KERNELS_SM90.items()},
-    lambda _: tuple((x,) for x in (*DISORDERS, 2)),
+    | {name: decode_sm90(dtype, dim, dim, *tile) for name, (dtype, dim, *tile) in DECODE_ROWS_KERNELS_SM90.items()}
+    | {"bf16-576-racecheck": for_racecheck(decode_sm90(*DECODE_KERNELS_SM90["bf16-576"]))},
+    lambda name: tuple((x,) for x in (*DISORDERS, 2)["racecheck" in name :]),
 )
 # Rows of a key head that take tiles of 64 rows and, with larger groups, of 128; and fewer channels than those of the kernel.
 RAGGED_SM90_RUNS = [
@@ -609,8 +611,9 @@ TANGENT_SM90_RUNS = runs(
     {name: forward_tangent_sm90(*sizes) for name, sizes in TANGENT_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
 )
 BACKWARD_TANGENT_SM90_RUNS = runs(
-    {name: backward_tangent_sm90(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS_SM90.items()},
-    lambda _: tuple((x,) for x in DISORDERS),
+    {name: backward_tangent_sm90(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS_SM90.items()}
+    | {"bf16-256-racecheck": for_racecheck(backward_tangent_sm90(*BACKWARD_TANGENT_KERNELS_SM90["bf16-256"]))},
+    lambda name: tuple((x,) for x in DISORDERS["racecheck" in name :]),
 )
 
 BACKWARD_SM90_RUNS = [

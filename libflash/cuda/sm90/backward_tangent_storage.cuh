@@ -4,6 +4,7 @@
 #include "cuda/sm90/backward_tangent_tensor_maps.cuh"
 #include "cuda/sm90/backward_tangent_traits.cuh"
 #include "cuda/sm90/backward_tangent_work_tile.cuh"
+#include "cuda/sm90/exchange_barrier.cuh"
 #include "cuda/sm90/kernel_context.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
@@ -37,13 +38,17 @@ struct BackwardTangentStorage {
     PipelineBarriers<Traits::kStages> columns;
     PipelineBarriers<Traits::kStages> second_columns;  // kWide: of the second tensor of the columns, else not used
     PipelineBarriers<1> rows;
+    uint64_t merge;  // kWide: of the exchange barrier
     // The producer writes work tile n when all consumers have released the rows of n - 1, so when none reads n - 2 any more.
     BackwardTangentWorkTile<Traits> work_tiles[2];
 
     // One thread calls it before the warps take their roles.
     __device__ __forceinline__ void init() {
         columns.init(Traits::kColumnWarps * kArrivalsOfWarp);
-        if constexpr (Traits::kWide) second_columns.init(Traits::kColumnWarps * kArrivalsOfWarp);
+        if constexpr (Traits::kWide) {
+            second_columns.init(Traits::kColumnWarps * kArrivalsOfWarp);
+            MBarrier{shared_address(&merge)}.init(32 * Traits::kConsumerWarps);
+        }
         rows.init(Traits::kConsumerWarps * kArrivalsOfWarp);
         fence_barrier_init();
     }

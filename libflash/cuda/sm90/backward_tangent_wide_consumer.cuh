@@ -260,13 +260,14 @@ private:
     __device__ __forceinline__ void merge(State& c) const {
         static_assert(2 * RowTile::kBytes >= kSums * 128 * static_cast<int>(sizeof(float)), "the sums fit there");
         const uint32_t memory = context.tiles.rows(0, 0) + threadIdx.x % 128 * 16;
-        named_barrier_wait(kMergeBarrier, 256);
+        const ExchangeBarrier barrier{kMergeBarrier, 256, {shared_address(&context.storage.merge)}};
+        barrier.arrive_and_wait(0);
         if (c.group == 1) {
 #pragma unroll
             for (int i = 0; i < kSums; i += 4)
                 store_shared_16(memory + i / 4 * 2048, c.sums[i], c.sums[i + 1], c.sums[i + 2], c.sums[i + 3]);
         }
-        named_barrier_wait(kMergeBarrier, 256);
+        barrier.arrive_and_wait(1);
         if (c.group == 0) {
 #pragma unroll
             for (int i = 0; i < kSums; i += 4) {

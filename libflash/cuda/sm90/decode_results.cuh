@@ -2,7 +2,6 @@
 // (attention/combine_splits.cuh).
 #pragma once
 
-#include "cuda/sm90/decode_consumer_barriers.cuh"
 #include "cuda/sm90/decode_output_row.cuh"
 #include "cuda/sm90/decode_shared_storage.cuh"
 #include "cuda/sm90/decode_softmax.cuh"
@@ -51,7 +50,7 @@ private:
             if (lane % 4 == 0) context.storage.sums[group][row(r)] = own;
         }
         __syncwarp();
-        named_barrier_wait(kAllConsumers, Traits::kConsumers);
+        context.storage.sums_are_written().arrive_and_wait(0);
 #pragma unroll
         for (int r = 0; r < 2; ++r) softmax.sum[r] = context.storage.sums[0][row(r)] + context.storage.sums[1][row(r)];
     }

@@ -2,8 +2,10 @@
 // other.
 #pragma once
 
+#include "cuda/sm90/decode_consumer_barriers.cuh"
 #include "cuda/sm90/decode_traits.cuh"
 #include "cuda/sm90/decode_work_tile.cuh"
+#include "cuda/sm90/exchange_barrier.cuh"
 #include "cuda/sm90/kernel_context.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
@@ -33,6 +35,7 @@ struct DecodeSharedStorage {
     float maximum[Traits::kBlockM];  // the kept maxima with which the last P was computed
     float sums[Traits::kGroups][Traits::kBlockM];
     uint32_t absent[Traits::kStages];  // units of 16 keys whose page does not exist: a bit for each
+    uint64_t exchanges[1 + Traits::kGroups];
 
     // One thread calls it.
     __device__ __forceinline__ void init() {
@@ -40,10 +43,18 @@ struct DecodeSharedStorage {
             for (int chunk = 0; chunk < Traits::kChunks; ++chunk) full_of(stage, chunk).init(1);
             for (int part = 0; part < Traits::kParts; ++part) empty_of(stage, part).init(4 * kArrivalsOfWarp);
         }
+        sums_are_written().substitute.init(Traits::kConsumers);
+        for (int group = 0; group < Traits::kGroups; ++group) p_is_written(group).substitute.init(128);
         fence_barrier_init();
     }
     __device__ __forceinline__ MBarrier full_of(int stage, int chunk) const { return {shared_address(&full[stage][chunk])}; }
     __device__ __forceinline__ MBarrier empty_of(int stage, int part) const { return {shared_address(&empty[stage][part])}; }
+    __device__ __forceinline__ ExchangeBarrier sums_are_written() const {
+        return {kAllConsumers, Traits::kConsumers, {shared_address(&exchanges[0])}};
+    }
+    __device__ __forceinline__ ExchangeBarrier p_is_written(int group) const {
+        return {kReadyBarrier + group, Traits::kConsumers, {shared_address(&exchanges[1 + group])}};
+    }
 };
 
 // What all parts of the kernel work with.

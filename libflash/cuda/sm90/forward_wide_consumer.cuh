@@ -156,7 +156,7 @@ private:
 
     // Issues o += P V for a tile whose P the other warpgroup has computed.
     __device__ __forceinline__ void begin_values_of_other(State& c, int number) const {
-        named_barrier_wait(kReadyBarrier + 1 - c.group, Traits::kConsumers);
+        context.storage.p_is_written(1 - c.group).wait(number / Traits::kGroups);
         const int buffer = number % Traits::kPBuffers;
         const float* const raised = context.storage.maximum[buffer] + 16 * c.warp + c.lane / 4;
         if (c.softmax.take_maxima(raised[0], raised[8])) rescale(c);
@@ -206,7 +206,7 @@ private:
         if (c.lane % 4 == 0) maximum[0] = c.softmax.kept_maximum[0], maximum[8] = c.softmax.kept_maximum[1];
         fence_shared_for_async();
         __syncwarp();
-        named_barrier_arrive(kReadyBarrier + c.group, Traits::kConsumers);
+        context.storage.p_is_written(c.group).arrive();
     }
 
     // The address of the values of this warpgroup, when they have arrived.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/attention/scores.cuh"
-#include "cuda/sm90/decode_consumer_barriers.cuh"
 #include "cuda/sm90/forward_wide_softmax.cuh"
 #include "cuda/sm90/forward_wide_storage.cuh"
 
@@ -39,7 +38,7 @@ private:
             if (lane % 4 == 0) context.storage.sums[group][local_row(r)] = own;
         }
         __syncwarp();
-        named_barrier_wait(kAllConsumers, Traits::kConsumers);
+        context.storage.sums_are_written().arrive_and_wait(0);
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             softmax.sum[r] = context.storage.sums[0][local_row(r)] + context.storage.sums[1][local_row(r)];

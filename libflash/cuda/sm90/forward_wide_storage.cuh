@@ -5,6 +5,8 @@
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
+#include "cuda/sm90/decode_consumer_barriers.cuh"
+#include "cuda/sm90/exchange_barrier.cuh"
 #include "cuda/sm90/forward_tensor_maps.cuh"
 #include "cuda/sm90/forward_wide_traits.cuh"
 #include "cuda/sm90/kernel_context.cuh"
@@ -68,6 +70,7 @@ struct ForwardWideStorage {
     ForwardWideWorkTile<Traits> work_tile;
     float maximum[Traits::kPBuffers][Traits::kBlockM];  // the kept maxima with which P was computed
     float sums[Traits::kGroups][Traits::kBlockM];
+    uint64_t exchanges[1 + Traits::kGroups];
 
     // One thread calls it.
     __device__ __forceinline__ void init() {
@@ -80,6 +83,8 @@ struct ForwardWideStorage {
             full_of_v(piece).init(1);
             empty_of_v(piece).init(4 * kArrivalsOfWarp);
         }
+        sums_are_written().substitute.init(Traits::kConsumers);
+        for (int group = 0; group < Traits::kGroups; ++group) p_is_written(group).substitute.init(128);
         fence_barrier_init();
     }
     __device__ __forceinline__ MBarrier full_of_q() const { return {shared_address(&q_full)}; }
@@ -87,6 +92,12 @@ struct ForwardWideStorage {
     __device__ __forceinline__ MBarrier empty_of_k(int chunk) const { return {shared_address(&k_empty[chunk])}; }
     __device__ __forceinline__ MBarrier full_of_v(int piece) const { return {shared_address(&v_full[piece])}; }
     __device__ __forceinline__ MBarrier empty_of_v(int piece) const { return {shared_address(&v_empty[piece])}; }
+    __device__ __forceinline__ ExchangeBarrier sums_are_written() const {
+        return {kAllConsumers, Traits::kConsumers, {shared_address(&exchanges[0])}};
+    }
+    __device__ __forceinline__ ExchangeBarrier p_is_written(int group) const {
+        return {kReadyBarrier + group, Traits::kConsumers, {shared_address(&exchanges[1 + group])}};
+    }
 };
 
 // What all parts of the kernel work with.
