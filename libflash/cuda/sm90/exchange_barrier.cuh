@@ -1,5 +1,5 @@
-// A named barrier before which some warpgroups write to shared memory what others read after it. racecheck does not know the order
-// that a named barrier of a part of a thread block gives, so in a build for it an mbarrier takes its place.
+// A named barrier before which some warpgroups write to shared memory what others read after it. racecheck does not know the
+// order that a named barrier of a part of a thread block gives, so in a build for it an mbarrier takes its place.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
