@@ -36,6 +36,7 @@ struct MBarrier {
         }
         --state().pending;
         finish_phase();
+        emulation::fall_behind();  // a thread that goes on reading what it has released, while others fill it again
     }
     void arrive_and_expect(uint32_t bytes) const {
         state().bytes += static_cast<int32_t>(bytes);
