@@ -10,12 +10,13 @@ import pytest
 from case import Case
 from gpu_kernels import chosen, kernels_with_statistics, parameters
 from harness import random
+from statistics_case import StatisticsCase, check
 
 import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import problem, same_bits, wide_type  # noqa: E402  (needs torch)
-from gpu_statistics import StatisticsCase, check, run, run_statistics  # noqa: E402
+from gpu_statistics import run, run_statistics  # noqa: E402
 
 KERNELS = parameters(kernels_with_statistics())
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

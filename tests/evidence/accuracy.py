@@ -26,8 +26,8 @@ import cases
 from case import Case
 from decode_cases import DecodeCase
 from gpu_kernels import TYPES, attention_kernels, widths
-from gpu_statistics import StatisticsCase
 from libflash.conformance.cache_cases import CacheCase
+from statistics_case import StatisticsCase
 from tangent_cases import TangentCase
 from tolerance import Report
 

@@ -33,8 +33,8 @@ from decode_cases import DecodeCase
 from gpu_case import DTYPES, bits, wide_type
 from gpu_kernels import TYPES, attention_kernels, device_of, supporting, widths
 from gpu_runs import RUNS
-from gpu_statistics import StatisticsCase
 from libflash.conformance.cache_cases import CacheCase
+from statistics_case import StatisticsCase
 from tangent_cases import TangentCase
 
 import libflash

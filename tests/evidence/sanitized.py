@@ -33,9 +33,9 @@ from gpu_case import DTYPES, to_device
 from gpu_kernels import TYPES, attention_kernels, device_of, kernels, widths
 from gpu_prefill import Step, check_step
 from gpu_runs import RUNS
-from gpu_statistics import StatisticsCase
 from gpu_tangent import check_backward, check_forward
 from libflash.conformance.cache_cases import CacheCase
+from statistics_case import StatisticsCase
 from tangent_cases import TangentCase
 
 import libflash
