@@ -133,7 +133,7 @@ private:
     // Issues o += P V for a tile whose P the other warpgroup has computed.
     __device__ __forceinline__ void begin_values_of_other(State& c, int tile) const {
         const int stage = 1 - c.group;
-        context.storage.p_is_written(stage).wait(tile / Traits::kGroups);
+        context.storage.exchanges.p_is_written(stage).wait(tile / Traits::kGroups);
         const float* const raised = context.storage.maximum + 16 * c.warp + c.lane / 4;
         if (c.softmax.take_maxima(raised[0], raised[8])) rescale(c);
         const uint32_t v = values(c, stage, parity_of(tile));
@@ -183,7 +183,7 @@ private:
         fence_shared_for_async();
         __syncwarp();
         if (zeroed) named_barrier_wait(kGroupBarrier + c.group, 128);
-        context.storage.p_is_written(c.group).arrive();
+        context.storage.exchanges.p_is_written(c.group).arrive();
     }
 
     // Values of keys outside the split may be NaN or infinity, and products multiply these by 0. Returns whether there are any.

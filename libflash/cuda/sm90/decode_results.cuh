@@ -19,7 +19,7 @@ struct DecodeResults {
     int group, warp, lane;  // warp: of the warpgroup
 
     __device__ __forceinline__ void finish(DecodeSoftmax<Traits>& softmax, const Sums& o) const {
-        exchange_sums(softmax);
+        context.storage.exchanges.join(softmax.sum, group, row(0), lane);
         const DecodeParams& params = context.params;
         const RaggedWorkTile& rows = context.storage.work_tile.rows;
 #pragma unroll
@@ -41,19 +41,6 @@ struct DecodeResults {
 
 private:
     __device__ __forceinline__ int row(int r) const { return 16 * warp + lane / 4 + 8 * r; }
-
-    // Both warpgroups have sums over their own key tiles, with the same maximum.
-    __device__ __forceinline__ void exchange_sums(DecodeSoftmax<Traits>& softmax) const {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float own = quad_sum(softmax.sum[r]);
-            if (lane % 4 == 0) context.storage.sums[group][row(r)] = own;
-        }
-        __syncwarp();
-        context.storage.sums_are_written().arrive_and_wait(0);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) softmax.sum[r] = context.storage.sums[0][row(r)] + context.storage.sums[1][row(r)];
-    }
 
     __device__ __forceinline__ void store_floats(float* to, const Sums& o, int r, float factor) const {
         to += group * Traits::kHalf + lane % 4 * 2;

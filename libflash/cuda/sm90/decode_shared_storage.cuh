@@ -2,10 +2,9 @@
 // other.
 #pragma once
 
-#include "cuda/sm90/decode_consumer_barriers.cuh"
+#include "cuda/sm90/consumer_exchanges.cuh"
 #include "cuda/sm90/decode_traits.cuh"
 #include "cuda/sm90/decode_work_tile.cuh"
-#include "cuda/sm90/exchange_barrier.cuh"
 #include "cuda/sm90/kernel_context.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
@@ -31,11 +30,10 @@ template <class Traits>
 struct DecodeSharedStorage {
     uint64_t full[Traits::kStages][Traits::kChunks], empty[Traits::kStages][Traits::kParts];
     DecodeWorkTile work_tile;
-    int2 seen[Traits::kBlockM];      // the keys of the split that each row sees
-    float maximum[Traits::kBlockM];  // the kept maxima with which the last P was computed
-    float sums[Traits::kGroups][Traits::kBlockM];
+    int2 seen[Traits::kBlockM];        // the keys of the split that each row sees
+    float maximum[Traits::kBlockM];    // the kept maxima with which the last P was computed
     uint32_t absent[Traits::kStages];  // units of 16 keys whose page does not exist: a bit for each
-    uint64_t exchanges[1 + Traits::kGroups];
+    ConsumerExchanges<Traits> exchanges;
 
     // One thread calls it.
     __device__ __forceinline__ void init() {
@@ -43,18 +41,11 @@ struct DecodeSharedStorage {
             for (int chunk = 0; chunk < Traits::kChunks; ++chunk) full_of(stage, chunk).init(1);
             for (int part = 0; part < Traits::kParts; ++part) empty_of(stage, part).init(4 * kArrivalsOfWarp);
         }
-        sums_are_written().substitute.init(Traits::kConsumers);
-        for (int group = 0; group < Traits::kGroups; ++group) p_is_written(group).substitute.init(128);
+        exchanges.init();
         fence_barrier_init();
     }
     __device__ __forceinline__ MBarrier full_of(int stage, int chunk) const { return {shared_address(&full[stage][chunk])}; }
     __device__ __forceinline__ MBarrier empty_of(int stage, int part) const { return {shared_address(&empty[stage][part])}; }
-    __device__ __forceinline__ ExchangeBarrier sums_are_written() const {
-        return {kAllConsumers, Traits::kConsumers, {shared_address(&exchanges[0])}};
-    }
-    __device__ __forceinline__ ExchangeBarrier p_is_written(int group) const {
-        return {kReadyBarrier + group, Traits::kConsumers, {shared_address(&exchanges[1 + group])}};
-    }
 };
 
 // What all parts of the kernel work with.

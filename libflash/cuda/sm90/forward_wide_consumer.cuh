@@ -15,7 +15,6 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/uniform.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/decode_consumer_barriers.cuh"
 #include "cuda/sm90/forward_wide_epilogue.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -156,7 +155,7 @@ private:
 
     // Issues o += P V for a tile whose P the other warpgroup has computed.
     __device__ __forceinline__ void begin_values_of_other(State& c, int number) const {
-        context.storage.p_is_written(1 - c.group).wait(number / Traits::kGroups);
+        context.storage.exchanges.p_is_written(1 - c.group).wait(number / Traits::kGroups);
         const int buffer = number % Traits::kPBuffers;
         const float* const raised = context.storage.maximum[buffer] + 16 * c.warp + c.lane / 4;
         if (c.softmax.take_maxima(raised[0], raised[8])) rescale(c);
@@ -206,7 +205,7 @@ private:
         if (c.lane % 4 == 0) maximum[0] = c.softmax.kept_maximum[0], maximum[8] = c.softmax.kept_maximum[1];
         fence_shared_for_async();
         __syncwarp();
-        context.storage.p_is_written(c.group).arrive();
+        context.storage.exchanges.p_is_written(c.group).arrive();
     }
 
     // The address of the values of this warpgroup, when they have arrived.

@@ -19,7 +19,7 @@ struct ForwardWideEpilogue {
     int group, warp, lane;  // warp: of the warpgroup
 
     __device__ __forceinline__ void finish(ForwardWideSoftmax<Traits>& softmax, const Sums& o) const {
-        join_sums(softmax);
+        context.storage.exchanges.join(softmax.sum, group, local_row(0), lane);
 #pragma unroll
         for (int r = 0; r < 2; ++r) write_row(o, r, finish_row(row(r), softmax.kept_maximum[r], softmax.sum[r]));
     }
@@ -29,20 +29,6 @@ private:
     __device__ __forceinline__ int local_row(int r) const { return 16 * warp + lane / 4 + 8 * r; }
     // In its sequence.
     __device__ __forceinline__ int row(int r) const { return work_tile().keys.first_row + local_row(r); }
-
-    // Both warpgroups have sums over their own key tiles, with the same maximum.
-    __device__ __forceinline__ void join_sums(ForwardWideSoftmax<Traits>& softmax) const {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float own = quad_sum(softmax.sum[r]);
-            if (lane % 4 == 0) context.storage.sums[group][local_row(r)] = own;
-        }
-        __syncwarp();
-        context.storage.sums_are_written().arrive_and_wait(0);
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-            softmax.sum[r] = context.storage.sums[0][local_row(r)] + context.storage.sums[1][local_row(r)];
-    }
 
     // Writes the LSE, with the sink if there is one. Returns the factor for the row's sum of P V; 0 if the row sees no key, or is
     // beyond the used length.

@@ -5,8 +5,7 @@
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
-#include "cuda/sm90/decode_consumer_barriers.cuh"
-#include "cuda/sm90/exchange_barrier.cuh"
+#include "cuda/sm90/consumer_exchanges.cuh"
 #include "cuda/sm90/forward_tensor_maps.cuh"
 #include "cuda/sm90/forward_wide_traits.cuh"
 #include "cuda/sm90/kernel_context.cuh"
@@ -69,8 +68,7 @@ struct ForwardWideStorage {
     uint64_t v_full[Traits::kAllPieces], v_empty[Traits::kAllPieces];
     ForwardWideWorkTile<Traits> work_tile;
     float maximum[Traits::kPBuffers][Traits::kBlockM];  // the kept maxima with which P was computed
-    float sums[Traits::kGroups][Traits::kBlockM];
-    uint64_t exchanges[1 + Traits::kGroups];
+    ConsumerExchanges<Traits> exchanges;
 
     // One thread calls it.
     __device__ __forceinline__ void init() {
@@ -83,8 +81,7 @@ struct ForwardWideStorage {
             full_of_v(piece).init(1);
             empty_of_v(piece).init(4 * kArrivalsOfWarp);
         }
-        sums_are_written().substitute.init(Traits::kConsumers);
-        for (int group = 0; group < Traits::kGroups; ++group) p_is_written(group).substitute.init(128);
+        exchanges.init();
         fence_barrier_init();
     }
     __device__ __forceinline__ MBarrier full_of_q() const { return {shared_address(&q_full)}; }
@@ -92,12 +89,6 @@ struct ForwardWideStorage {
     __device__ __forceinline__ MBarrier empty_of_k(int chunk) const { return {shared_address(&k_empty[chunk])}; }
     __device__ __forceinline__ MBarrier full_of_v(int piece) const { return {shared_address(&v_full[piece])}; }
     __device__ __forceinline__ MBarrier empty_of_v(int piece) const { return {shared_address(&v_empty[piece])}; }
-    __device__ __forceinline__ ExchangeBarrier sums_are_written() const {
-        return {kAllConsumers, Traits::kConsumers, {shared_address(&exchanges[0])}};
-    }
-    __device__ __forceinline__ ExchangeBarrier p_is_written(int group) const {
-        return {kReadyBarrier + group, Traits::kConsumers, {shared_address(&exchanges[1 + group])}};
-    }
 };
 
 // What all parts of the kernel work with.
