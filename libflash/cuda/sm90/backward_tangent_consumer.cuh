@@ -10,6 +10,7 @@
 #include "cuda/sm90/backward_tangent_epilogue.cuh"
 #include "cuda/sm90/backward_tangent_weights.cuh"
 #include "cuda/sm90/warp_roles.cuh"
+#include "cuda/sm90/zero_rows.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -193,20 +194,13 @@ private:
         const int count = work_tile(c).loaded_cols - tile * kBlockN;
         if (count >= kBlockN) return;
         const uint32_t first = context.tiles.first_cols(c.columns.stage), second = context.tiles.second_cols(c.columns.stage);
-        write_zeros<ColTile>(first, count, kBlockN);
-        write_zeros<ColTile>(first, kBlockN + count, 2 * kBlockN);
-        write_zeros<SecondColTile>(second, count, kBlockN);
-        if constexpr (Traits::kMovingCols) write_zeros<SecondColTile>(second, kBlockN + count, 2 * kBlockN);
+        zero_rows<ColTile>(first, count, kBlockN);
+        zero_rows<ColTile>(first, kBlockN + count, 2 * kBlockN);
+        zero_rows<SecondColTile>(second, count, kBlockN);
+        if constexpr (Traits::kMovingCols) zero_rows<SecondColTile>(second, kBlockN + count, 2 * kBlockN);
         fence_shared_for_async();
         __syncwarp();
         named_barrier_wait(kGroupBarrier + c.group, 128);
-    }
-    template <class Tile>
-    __device__ static __forceinline__ void write_zeros(uint32_t tile, int begin, int end) {
-        constexpr int kVectors = Tile::kChunks * 8;  // of 16 bytes in a row
-#pragma unroll 1
-        for (int i = begin * kVectors + static_cast<int>(threadIdx.x % 128); i < end * kVectors; i += 128)
-            store_zeros_16(tile + Tile::offset(i / kVectors, i % kVectors));
     }
 
     // The shared address of a tensor's rows. Computed anew in each tile: there are no registers to keep all descriptors.

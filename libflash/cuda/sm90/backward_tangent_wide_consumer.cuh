@@ -12,6 +12,7 @@
 #include "cuda/sm90/backward_tangent_epilogue.cuh"
 #include "cuda/sm90/backward_tangent_weights.cuh"
 #include "cuda/sm90/warp_roles.cuh"
+#include "cuda/sm90/zero_rows.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -161,18 +162,11 @@ private:
         pipeline.wait_full();
         const int count = work_tile(c).loaded_cols - tile * kBlockN;
         if (count >= kBlockN) return;
-        write_zeros<Tile>(cols, count, kBlockN);
-        if constexpr (kWithTangents) write_zeros<Tile>(cols, kBlockN + count, 2 * kBlockN);
+        zero_rows<Tile>(cols, count, kBlockN);
+        if constexpr (kWithTangents) zero_rows<Tile>(cols, kBlockN + count, 2 * kBlockN);
         fence_shared_for_async();
         __syncwarp();
         named_barrier_wait(kGroupBarrier + c.group, 128);
-    }
-    template <class Tile>
-    __device__ static __forceinline__ void write_zeros(uint32_t tile, int begin, int end) {
-        constexpr int kVectors = Tile::kChunks * 8;  // of 16 bytes in a row
-#pragma unroll 1
-        for (int i = begin * kVectors + static_cast<int>(threadIdx.x % 128); i < end * kVectors; i += 128)
-            store_zeros_16(tile + Tile::offset(i / kVectors, i % kVectors));
     }
 
     // Shared addresses, computed anew in each tile: there are no registers to keep descriptors.

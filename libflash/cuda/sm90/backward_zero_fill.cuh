@@ -5,6 +5,7 @@
 
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/sm90/backward_context.cuh"
+#include "cuda/sm90/zero_rows.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -22,7 +23,7 @@ struct BackwardZeroFill {
         if constexpr (Traits::kRagged) {
             const int begin = max(context.tile().loaded.keys, first);
             if (begin >= first + count) return;
-            write_zeros<KvTile>(tile, begin, first + count);
+            zero_rows<KvTile>(tile, begin, first + count);
             publish();
         }
     }
@@ -31,20 +32,13 @@ struct BackwardZeroFill {
         if constexpr (Traits::kRagged) {
             const int end = context.tile().loaded.queries - tile * Traits::kBlockM;
             if (end >= Traits::kBlockM) return;
-            write_zeros<QTile>(context.tiles.q(stage), end, Traits::kBlockM);
-            write_zeros<QTile>(context.tiles.dout(stage), end, Traits::kBlockM);
+            zero_rows<QTile>(context.tiles.q(stage), end, Traits::kBlockM);
+            zero_rows<QTile>(context.tiles.dout(stage), end, Traits::kBlockM);
             publish();
         }
     }
 
 private:
-    template <class Tile>
-    __device__ static __forceinline__ void write_zeros(uint32_t tile, int begin, int end) {
-        constexpr int kVectors = Tile::kChunks * 8;  // of 16 bytes in a row
-#pragma unroll 1
-        for (int i = begin * kVectors + static_cast<int>(threadIdx.x % 128); i < end * kVectors; i += 128)
-            store_zeros_16(tile + Tile::offset(i / kVectors, i % kVectors));
-    }
     // To the products of the warpgroup.
     __device__ static __forceinline__ void publish() {
         fence_shared_for_async();
