@@ -23,8 +23,8 @@ struct ConsumerExchanges {
     __device__ __forceinline__ ExchangeBarrier p_is_written(int group) const {
         return {kReadyBarrier + group, Traits::kConsumers, {shared_address(&barriers[1 + group])}};
     }
-    // The sums of the rows `row` and `row` + 8 of a lane, whose warpgroups have the same kept maxima: first of the lane's own keys,
-    // then of all. Once in a thread block.
+    // The sums of the rows `row` and `row` + 8 of a lane, whose warpgroups have the same kept maxima: first of the lane's own
+    // keys, then of all. Once in a thread block.
     __device__ __forceinline__ void join(float (&sum)[2], int group, int row, int lane) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
