@@ -12,7 +12,7 @@ import pytest
 from benchmark_program import cells_on_the_cpu, make_up_times, program
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # in torch.func.jvp
-COUNTS = {"jvp": 24, "double": 12, "math": 6, "float64": 6, "wide": 2, "stats": 12}
+COUNTS = {"jvp": 24, "double": 12, "math": 6, "float64": 6, "wide": 2, "stats": 12, "triton": 6}
 SMALL = {
     "TOKENS": 64,
     "WIDTH": 512,

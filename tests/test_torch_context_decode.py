@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-import numpy as np
 import pytest
 from decode_cases import DecodeCase
 
@@ -15,45 +14,17 @@ if not torch.distributed.is_available():
 
 import libflash.torch  # noqa: E402
 from context_ranks import run_ranks  # noqa: E402
-from key_shards import KeyShards  # noqa: E402
+from decode_ranks import CASES, check_ranks  # noqa: E402
 from two_processes import run_in_two_processes  # noqa: E402
 
 import libflash  # noqa: E402
 
-RANKS, KEYS = 3, 4
-CASES = [
-    DecodeCase("contiguous", "fp32", lengths=(29, 100, 0), seqlen_q=2, window_size=(40, 0), sink=True),
-    DecodeCase("appended", "fp32", lengths=(29, 100), seqlen_q=2, append=2, rotary=32, alibi="h"),
-    DecodeCase("paged", "fp64", lengths=(29, 100), page_size=16, softcap=5.0),
-    DecodeCase("packed", "fp32", lengths=(29, 100, 7), seqlen_q=(2, 5, 0), append=(2, 5, 0), page_size=16, tree=True),
-    DecodeCase("half", "fp16", lengths=(29, 100), seqlen_q=3),
-]
 LENGTHS = torch.tensor([29, 40], dtype=torch.int32)
-
-
-def on_rank(rank: int, case: DecodeCase) -> dict[str, Any]:
-    shards = KeyShards(case.inputs(), RANKS, KEYS)
-    tensors = {name: torch.from_numpy(x) for name, x in shards.options(rank).items() if isinstance(x, np.ndarray)}
-    options = {**shards.options(rank), **tensors}
-    del options["shard"]
-    caches = [torch.from_numpy(shards.caches[name][rank]) for name in ("k_cache", "v_cache")]
-    q = torch.from_numpy(shards.x.q)
-    out, lse = libflash.torch.context_parallel_decode(q, *caches, shard_keys=KEYS, return_lse=True, **options)
-    return {"out": out.numpy(), "lse": lse.numpy(), "k_cache": caches[0].numpy(), "v_cache": caches[1].numpy()}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_three_ranks(case: DecodeCase, tmp_path: pathlib.Path) -> None:
-    ranks = run_ranks(RANKS, tmp_path, on_rank, case)
-    for name in ("out", "lse"):
-        assert all(np.array_equal(x[name], ranks[0][name], equal_nan=True) for x in ranks)
-    shards = KeyShards(case.inputs(), RANKS, KEYS)
-    for rank, x in enumerate(ranks):
-        for name in ("k_cache", "v_cache"):
-            shards.caches[name][rank][...] = x[name]
-    joined = {name: shards.joined(name) for name in ("k_cache", "v_cache")}
-    assert ranks[0]["out"].dtype == shards.x.q.dtype
-    case.check(o=ranks[0]["out"], lse=ranks[0]["lse"], **joined)
+    check_ranks(case, 3, tmp_path)
 
 
 def wrong_calls(rank: int) -> list[str]:

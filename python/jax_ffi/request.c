@@ -367,14 +367,16 @@ static flash_status_t backward_tangent_workspace_size(const call_t *c, size_t *b
 
 static flash_status_t run_backward_tangent(request_t *request, call_t *c, char *workspace, size_t bytes, void *stream) {
     const flash_tensor_t *const *in = c->in;
-    size_t rows = size_of_rows(&c->tlse);
-    if (bytes < 2 * rows) return refuse(request, "the workspace has %zu bytes; it needs at least %zu", bytes, 2 * rows);
+    size_t rows = size_of_rows(&c->tlse), needed = 0;
+    flash_status_t status = backward_tangent_workspace_size(c, &needed); /* first what the library does not support */
+    if (status != FLASH_STATUS_OK) return status;
+    if (bytes < needed) return refuse(request, "the workspace has %zu bytes; it needs at least %zu", bytes, needed);
     c->tlse.data = workspace;
     c->tdelta.data = workspace + rows;
     workspace += 2 * rows;
     bytes -= 2 * rows;
-    flash_status_t status = flash_attention_forward_tangent(in[1], in[2], in[3], in[4], in[5], &c->tangents_of_forward,
-                                                            &c->attention_of_forward, workspace, bytes, stream);
+    status = flash_attention_forward_tangent(in[1], in[2], in[3], in[4], in[5], &c->tangents_of_forward, &c->attention_of_forward,
+                                             workspace, bytes, stream);
     if (status != FLASH_STATUS_OK) return status;
     return flash_attention_backward_tangent(in[0], in[1], in[2], in[3], in[4], in[5], NULL, NULL, NULL, &c->tangents,
                                             &c->attention, workspace, bytes, stream);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterable
@@ -161,6 +162,25 @@ def math_path(head_dim: int, causal: bool) -> Contest:
     return Contest(name_of(p.cell), {"torch": by_torch, "tangent": call}, {"math": ("torch", "tangent")}, check=check)
 
 
+def triton_kernel(head_dim: int, causal: bool) -> Contest:
+    """The kernel of jvp_flash_attention, with forward-mode differentiation of PyTorch."""
+    from jvp_flash_attention.jvp_attention import JVPAttn
+
+    p = problem(cell(head_dim, MATH_SEQLEN, causal))
+    along = directions(p)
+    call = tangent_libflash(p, along)
+    swapped, moved = (tuple(x.transpose(1, 2).contiguous() for x in some) for some in ((p.q, p.k, p.v), along))
+
+    def by_triton() -> Tensors:
+        return torch.func.jvp(lambda q, k, v: JVPAttn.fwd_dual(q, k, v, causal=causal), swapped, moved)
+
+    def check() -> None:
+        compare("tangent", first_head(*call()), plain_tangent(p, along), ROUNDED)
+        compare("Triton's tangent", first_head(*(x.transpose(1, 2) for x in by_triton())), plain_tangent(p, along), ROUNDED)
+
+    return Contest(name_of(p.cell), {"triton": by_triton, "tangent": call}, {"triton": ("triton", "tangent")}, check=check)
+
+
 def doubles(head_dim: int, causal: bool) -> Contest:
     """float64 against a matrix product of it."""
     p = problem(cell(head_dim, DOUBLES_SEQLEN, causal, "float64", DOUBLES_TOKENS))
@@ -241,6 +261,8 @@ SECTIONS: dict[str, Callable[..., Contest]] = {
     "wide": wide,
     "stats": statistics,
 }
+if importlib.util.find_spec("jvp_flash_attention"):
+    SECTIONS["triton"] = triton_kernel
 
 
 def axes(quick: bool) -> dict[str, tuple[tuple, ...]]:
@@ -256,6 +278,7 @@ def axes(quick: bool) -> dict[str, tuple[tuple, ...]]:
         "float64": (HEAD_DIMS, few(MASKS)),
         "wide": (MASKS,),
         "stats": (HEAD_DIMS, few(STATISTICS_SEQLENS), few(MASKS)),
+        "triton": (HEAD_DIMS, MASKS),
     }
 
 

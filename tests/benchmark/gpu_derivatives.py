@@ -4,6 +4,7 @@ turns in one process.
 jvp         attention and its tangent in one call: time over that of forward
 double      tangent of backward: time over that of backward; `both` has the tangent of forward too
 math        torch.func.jvp over attention with all scores in memory, S=2048: its time over that of libflash's tangent
+triton      the kernel of jvp_flash_attention, where that is installed, S=2048: its time over that of libflash's tangent
 float64     TFLOP/s over those of the product of two 4096 x 4096 matrices, S=4096
 wide        head_dim 512: TFLOP/s over those of head_dim 256, S=4096
 stats       forward that also writes the largest scores of rows or heads: time over that of forward; with the entropy of each row
@@ -40,6 +41,7 @@ WANTED = {  # of every cell: ("at most" or "at least", value)
     "double / sm80": ("at most", 3.3),
     "double": ("at most", 3.3),
     "math": ("at least", 5.0),
+    "triton": ("at least", 1.5),
     "float64": ("at least", 0.5),
     "wide forward": ("at least", 0.7),
     "wide backward": ("at least", 0.6),

@@ -1,4 +1,4 @@
-"""context_parallel_attention on two GPUs: equal to one call in float32 on the CPU for every scheme, order and option."""
+"""context_parallel_attention on two GPUs: equal to one call in float32 on the CPU for every scheme, order and option. Decode."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two CUDA devices", allow_module_level=True)
 
 import context_ranks  # noqa: E402
+import decode_ranks  # noqa: E402
 import libflash.torch as adapter  # noqa: E402
 from context_ranks import Problem, gradients, run_ranks  # noqa: E402
 
@@ -99,3 +100,8 @@ def graph_job(rank: int, scheme: str) -> list[bool]:
 @pytest.mark.parametrize("scheme", ["ring", "heads", "all_gather"])
 def test_in_a_graph(tmp_path: pathlib.Path, scheme: str) -> None:
     assert run_ranks(2, tmp_path, graph_job, scheme, backend="nccl") == [[True] * 8] * 2
+
+
+@pytest.mark.parametrize("case", [case for case in decode_ranks.CASES if case.dtype != "fp64"], ids=lambda case: case.name)
+def test_decode(case: Any, tmp_path: pathlib.Path) -> None:
+    decode_ranks.check_ranks(case, 2, tmp_path, device="cuda", backend="nccl")
