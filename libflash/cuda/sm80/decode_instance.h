@@ -11,7 +11,7 @@ namespace libflash::cuda {
 //   shared_keys       more than 16 query rows share a key head: each warp has its own rows and works on all keys
 //   own_keys          each warp works on the keys that it has loaded
 //   own_keys_append   the same, and the kernel appends one new row and rotates the queries
-//   two_heads         like own_keys, for two key heads per thread block
+//   two_heads         like own_keys, for two key heads per thread block; over codes with few rows alone
 //   two_heads_append  the same, and the kernel appends and rotates
 //   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only. ..._append: as above, with quantisation
 //   ..._few_rows      over codes: at most 8 query rows share a key head
@@ -28,7 +28,6 @@ enum class DecodeKind {
     two_heads_append,
     shared_keys_of_codes,
     own_keys_of_codes,
-    two_heads_of_codes,
     ragged,
     shared_keys_scaled,
     own_keys_scaled,
@@ -39,7 +38,6 @@ enum class DecodeKind {
     own_keys_after_prefix,
     two_heads_after_prefix,
     own_keys_of_codes_append,
-    two_heads_of_codes_append,
     invariant,
     few_rows,
     few_rows_append,
@@ -56,10 +54,8 @@ constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_i
     }
     if (storage != DecodeStorage::plain) {
         if (shares_keys) return codes ? DecodeKind::shared_keys_of_codes : DecodeKind::shared_keys_scaled;
-        if (codes && appends_inside)
-            return key_heads == 2 ? DecodeKind::two_heads_of_codes_append : DecodeKind::own_keys_of_codes_append;
-        if (key_heads == 2) return codes ? DecodeKind::two_heads_of_codes : DecodeKind::two_heads_scaled;
-        return codes ? DecodeKind::own_keys_of_codes : DecodeKind::own_keys_scaled;
+        if (codes) return appends_inside ? DecodeKind::own_keys_of_codes_append : DecodeKind::own_keys_of_codes;
+        return key_heads == 2 ? DecodeKind::two_heads_scaled : DecodeKind::own_keys_scaled;
     }
     if (shares_keys) return DecodeKind::shared_keys;
     if (key_heads == 2) return appends_inside ? DecodeKind::two_heads_append : DecodeKind::two_heads;
@@ -81,7 +77,6 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::two_heads_append: return "two key heads, appends";
         case DecodeKind::shared_keys_of_codes: return "8-bit codes, warps share keys";
         case DecodeKind::own_keys_of_codes: return "8-bit codes, each warp its own keys";
-        case DecodeKind::two_heads_of_codes: return "8-bit codes, two key heads";
         case DecodeKind::ragged: return "rows of any lengths";
         case DecodeKind::shared_keys_scaled: return "scales, warps share keys";
         case DecodeKind::own_keys_scaled: return "scales, each warp its own keys";
@@ -89,7 +84,6 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::ragged_of_codes: return "8-bit codes, rows of any lengths";
         case DecodeKind::general: return "general";
         case DecodeKind::own_keys_of_codes_append: return "8-bit codes, each warp its own keys, appends";
-        case DecodeKind::two_heads_of_codes_append: return "8-bit codes, two key heads, appends";
         case DecodeKind::own_keys_after_prefix: return "each warp its own keys, after shared ones";
         case DecodeKind::two_heads_after_prefix: return "two key heads, after shared keys";
         case DecodeKind::invariant: return "invariant rows";
