@@ -9,7 +9,7 @@
 #include "cuda/attention/softmax_statistics.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm90/forward_tangent_softmax.cuh"
-#include "cuda/sm90/forward_tangent_storage.cuh"
+#include "cuda/sm90/forward_tangent_work_tile.cuh"
 #include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -23,7 +23,7 @@ struct ForwardTangentRows {
     using Sums = float[kSums];
     using OutSums = float[kFused ? kSums : 1];
 
-    const ForwardTangentContext<Traits>& context;
+    const ForwardTangentParams& params;
     const ForwardTangentWorkTile<Traits>& work_tile;
     int thread, lane;  // thread: among the consumers
 
@@ -34,7 +34,7 @@ struct ForwardTangentRows {
     // The saved LSE of a row in base-2 units; +infinity: the row does not take part.
     __device__ __forceinline__ float lse_log2(int r) const {
         if (row(r) >= work_tile.q_rows.length) return INFINITY;
-        const float lse = *address_of(context.params.lse, r);
+        const float lse = *address_of(params.lse, r);
         return lse == -INFINITY ? INFINITY : lse_with_margin(lse * kLog2e);
     }
 
@@ -45,8 +45,8 @@ struct ForwardTangentRows {
             const bool exists = row(r) < work_tile.q_rows.owned;
             const float dot = quad_sum(finish_channels(f, o, to, r));
             if (exists && (lane & 3) == 0) write_statistics(f, dot, r);
-            if constexpr (kFused) write_channels(context.params.out, o, exists, r);
-            write_channels(context.params.tout, to, exists, r);
+            if constexpr (kFused) write_channels(params.out, o, exists, r);
+            write_channels(params.tout, to, exists, r);
         }
     }
 
@@ -63,7 +63,6 @@ private:
     }
 
     __device__ __forceinline__ Factors finish_softmax(const Softmax& softmax, int r) const {
-        const ForwardTangentParams& params = context.params;
         float kept = softmax.kept[r], factor = 1.0f, mean = quad_sum(softmax.mean[r]), sum = quad_sum(softmax.sum[r]);
         // From saved LSE: the sum of all probabilities, the sink included.
         if constexpr (!kFused) sum = exp2_approx(lse_log2(r) - kept);
@@ -85,7 +84,6 @@ private:
 
     // Sums become out and tout in place. Returns this lane's part of tdout . out + dout . tout.
     __device__ __forceinline__ float finish_channels(const Factors& f, OutSums& o, Sums& to, int r) const {
-        const ForwardTangentParams& params = context.params;
         const int channels = f.counts ? params.head_dim_v : 0;
         const auto pairs = [&](const RowsParams& rows) {
             return RowPairs<T>::of(rows, work_tile.at, work_tile.q_rows.start + row(r), channels, params.vector_rows, lane);
@@ -114,7 +112,6 @@ private:
     }
 
     __device__ __forceinline__ void write_statistics(const Factors& f, float dot, int r) const {
-        const ForwardTangentParams& params = context.params;
         if (kFused && params.lse.data) *address_of(params.lse, r) = f.lse;
         if (params.tlse.data) *address_of(params.tlse, r) = f.mu;
         if (params.tdelta.data)
@@ -136,7 +133,7 @@ private:
             }
             transpose_quad(words, lane);
             const int col = (first + (lane & 3)) * 8;
-            if (exists && col < context.params.head_dim_v)
+            if (exists && col < params.head_dim_v)
                 *reinterpret_cast<uint4*>(out + col) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
