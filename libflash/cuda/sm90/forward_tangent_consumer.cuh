@@ -70,10 +70,7 @@ private:
         const int begin = key_tiles(c).begin, end = key_tiles(c).end;
         skip_stages(c, work_tile(c).keys.end - end);
         c.softmax.clear();
-        if constexpr (!kFused) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) c.softmax.keep_lse(r, rows_of(c).lse_log2(r));
-        }
+        if constexpr (!kFused) rows_of(c).keep_lse(c.softmax);
         if (begin < end) {
             compute_tiles(c, begin, end);
         } else {

@@ -70,8 +70,7 @@ private:
 
     __device__ __forceinline__ void compute_work_tile(State& c) const {
         c.softmax.clear();
-#pragma unroll
-        for (int r = 0; r < 2; ++r) c.softmax.keep_lse(r, rows_of(c).lse_log2(r));
+        rows_of(c).keep_lse(c.softmax);
 #pragma unroll
         for (float& sum : c.to) sum = 0.0f;
         if (key_tiles(c).begin == key_tiles(c).end) release_q(c);
@@ -202,7 +201,7 @@ private:
             c.units.wait_full();
             const uint32_t v = uniform(context.tiles.unit(c.units.stage)), tv = v + context.tiles.kTangents;
             wgmma_fence();
-            auto& sums = reinterpret_cast<float(&)[kUnitSums]>(c.to[unit * kUnitSums]);
+            auto& sums = reinterpret_cast<float (&)[kUnitSums]>(c.to[unit * kUnitSums]);
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 using Product = Wgmma<T, UnitTile::kChunkCols>;
