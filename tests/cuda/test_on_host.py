@@ -608,7 +608,9 @@ INVARIANT_RUNS = runs(
     ),
 )
 TANGENT_SM90_RUNS = runs(
-    {name: forward_tangent_sm90(*sizes) for name, sizes in TANGENT_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
+    {name: forward_tangent_sm90(*sizes) for name, sizes in TANGENT_KERNELS_SM90.items()}
+    | {"bf16-256-racecheck": for_racecheck(forward_tangent_sm90(*TANGENT_KERNELS_SM90["bf16-256"]))},
+    lambda name: tuple((x,) for x in DISORDERS["racecheck" in name :]),
 )
 BACKWARD_TANGENT_SM90_RUNS = runs(
     {name: backward_tangent_sm90(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS_SM90.items()}

@@ -7,6 +7,7 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/attention/softmax_statistics.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/prefetch.cuh"
 #include "cuda/sm90/forward_tangent_softmax.cuh"
 #include "cuda/sm90/forward_tangent_work_tile.cuh"
 #include "cuda/tile/quad.cuh"
@@ -38,6 +39,16 @@ struct ForwardTangentRows {
             if (row(r) < work_tile.q_rows.length) lse[r] = *address_of(params.lse, r);
 #pragma unroll
         for (int r = 0; r < 2; ++r) softmax.keep_lse(r, lse[r] == -INFINITY ? INFINITY : lse_with_margin(lse[r] * kLog2e));
+    }
+
+    // Brings the warp's rows of the saved out to L2, two lanes each.
+    __device__ __forceinline__ void prefetch_out() const {
+        constexpr int kLine = 64;  // elements
+        const int in_warp = lane / 2, row_number = work_tile.keys.first_row + (thread >> 5 << 4) + in_warp;
+        if (row_number >= work_tile.q_rows.length) return;
+        const T* const out = static_cast<const T*>(params.out.data) + offset_of(params.out, row_number);
+#pragma unroll 1
+        for (int col = lane % 2 * kLine; col < params.head_dim_v; col += 2 * kLine) prefetch_to_l2(out + col);
     }
 
     __device__ __forceinline__ void finish(const Softmax& softmax, OutSums& o, Sums& to) const {
@@ -121,7 +132,7 @@ private:
     // of which are loaded at once; then lanes exchange words as in write_channels().
     __device__ __forceinline__ void load_channels(const RowsParams& rows, bool counts, int r, int first_pair,
                                                   Words& words) const {
-        const uint16_t* const part = static_cast<const uint16_t*>(rows.data) + offset_of(rows, r) + 8 * first_pair;
+        const uint16_t* const part = static_cast<const uint16_t*>(rows.data) + offset_of(rows, row(r)) + 8 * first_pair;
         const int channels = (counts && rows.data ? params.head_dim_v : 0) - 8 * first_pair;
         if (params.vector_rows) {
 #pragma unroll
@@ -143,8 +154,8 @@ private:
         }
     }
     // Of a row in a tensor of channels.
-    __device__ __forceinline__ int64_t offset_of(const RowsParams& rows, int r) const {
-        return work_tile.at.batch * rows.batch + work_tile.at.head * rows.head + (work_tile.q_rows.start + row(r)) * rows.row;
+    __device__ __forceinline__ int64_t offset_of(const RowsParams& rows, int row_number) const {
+        return work_tile.at.batch * rows.batch + work_tile.at.head * rows.head + (work_tile.q_rows.start + row_number) * rows.row;
     }
 
     __device__ __forceinline__ void write_statistics(const Factors& f, float dot, int r) const {
@@ -157,7 +168,7 @@ private:
     // Of every 32 channels each of the row's four lanes gets eight neighbouring ones.
     __device__ __forceinline__ void write_channels(const RowsParams& rows, const Sums& sums, bool exists, int r) const {
         if (!rows.data) return;
-        T* const out = static_cast<T*>(rows.data) + offset_of(rows, r);
+        T* const out = static_cast<T*>(rows.data) + offset_of(rows, row(r));
 #pragma unroll
         for (int first = 0; first < kSums / 4; first += 4) {
             uint32_t words[4];

@@ -3,7 +3,7 @@
 //
 //   s = Q K^T and ts = tQ K^T + Q tK^T,    p = exp(s - LSE) and p (ts - pivot),    to += P (ts - pivot) V + P tV
 //
-// The warpgroups take turns to compute scores, so while one turns its scores into weights, the tensor cores work for the other.
+// The warpgroups take turns to compute scores, so while one of them computes weights, the tensor cores work for the other one.
 #pragma once
 
 #include "cuda/attention/edge_mask.cuh"
@@ -71,6 +71,7 @@ private:
     __device__ __forceinline__ void compute_work_tile(State& c) const {
         c.softmax.clear();
         rows_of(c).keep_lse(c.softmax);
+        rows_of(c).prefetch_out();
 #pragma unroll
         for (float& sum : c.to) sum = 0.0f;
         if (key_tiles(c).begin == key_tiles(c).end) release_q(c);
@@ -124,8 +125,8 @@ private:
             wgmma_wait<1>();
             release_unit(c, previous);
         }
-        pass_turn(c);
         wgmma_wait<0>();
+        pass_turn(c);
         wgmma_fence_operand(s);
         wgmma_fence_operand(ts);
         release_unit(c, c.units.stage);

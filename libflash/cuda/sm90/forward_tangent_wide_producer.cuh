@@ -1,5 +1,6 @@
-// Two warps of the sm_90a forward_tangent kernel for more than 128 channels load by TMA: one announces work tiles to the consumers
-// and loads Q and tQ, the other one loads K, V and their tangents. Neither waits for the other; both find the same work tiles.
+// Two warps of the sm_90a forward_tangent kernel for more than 128 channels load by TMA: one announces work tiles to the
+// consumers and loads Q and tQ, the other one K, V and their tangents. Both find the same work tiles, and neither waits for the
+// other.
 #pragma once
 
 #include "cuda/sm90/forward_tangent_wide_storage.cuh"
