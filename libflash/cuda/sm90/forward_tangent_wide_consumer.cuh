@@ -125,8 +125,8 @@ private:
             wgmma_wait<1>();
             release_unit(c, previous);
         }
-        wgmma_wait<0>();
         pass_turn(c);
+        wgmma_wait<0>();
         wgmma_fence_operand(s);
         wgmma_fence_operand(ts);
         release_unit(c, c.units.stage);
