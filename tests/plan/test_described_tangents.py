@@ -70,7 +70,7 @@ def test_many_channels_on_hopper(lib: c.CDLL, dtype: str, head_dim: int) -> None
     for flags, before in ((0, [of_forward]), (abi.FROM_LSE, None)):
         lines = lines_of(plan(lib, "H200", rows(head_dim, dtype), tangent_flags=flags))
         assert lines["kernel"] == [f"forward_tangent_sm90_{dtype}_d256, backend sm90"]
-        assert (lines["instance"], lines["tile"]) == (["plain"], ["128 queries x 32 keys"])
+        assert (lines["instance"], lines["tile"]) == (["plain"], ["128 queries x 64 keys"])
         assert lines.get("before") == before
 
 

@@ -7,25 +7,46 @@
 #include "cuda/params.h"
 #include "cuda/sm90/forward_tangent_consumer.cuh"
 #include "cuda/sm90/forward_tangent_producer.cuh"
+#include "cuda/sm90/forward_tangent_wide_consumer.cuh"
+#include "cuda/sm90/forward_tangent_wide_producer.cuh"
 
 #include <type_traits>
 
 namespace libflash::cuda::sm90 {
 
+// The parts of a kernel.
+template <class Traits>
+struct ForwardTangentParts {
+    using Storage = ForwardTangentStorage<Traits>;
+    using Tiles = ForwardTangentSharedTiles<Traits>;
+    using Context = ForwardTangentContext<Traits>;
+    using Producer = ForwardTangentProducer<Traits>;
+    using Consumer = ForwardTangentConsumer<Traits>;
+};
+template <class Kernel>
+struct ForwardTangentParts<ForwardTangentWideTraits<Kernel>> {
+    using Traits = ForwardTangentWideTraits<Kernel>;
+    using Storage = ForwardTangentWideStorage<Traits>;
+    using Tiles = ForwardTangentWideTiles<Traits>;
+    using Context = ForwardTangentWideContext<Traits>;
+    using Producer = ForwardTangentWideProducer<Traits>;
+    using Consumer = ForwardTangentWideConsumer<Traits>;
+};
+
 template <class Traits>
 struct ForwardTangentKernel {
-    using Storage = ForwardTangentStorage<Traits>;
+    using Parts = ForwardTangentParts<Traits>;
     static constexpr int kSharedBytes =
-        shared_bytes_of_kernel<Storage, ForwardTangentSharedTiles<Traits>, Traits::QTile::kAlignment>();
+        shared_bytes_of_kernel<typename Parts::Storage, typename Parts::Tiles, Traits::QTile::kAlignment>();
     static_assert(kSharedBytes - Traits::kTileBytes <= Traits::kStorageBytes, "the tiles may have the rest");
 
-    const ForwardTangentContext<Traits>& context;
-    const ForwardTangentProducer<Traits> producer{context};
-    const ForwardTangentConsumer<Traits> consumer{context};
+    const typename Parts::Context& context;
+    const typename Parts::Producer producer{context};
+    const typename Parts::Consumer consumer{context};
 
     __device__ __forceinline__ void run() const {
         if (threadIdx.x == 0) prepare();
-        clear_absent_tangents();
+        if constexpr (!Traits::kWide) clear_absent_tangents();
         __syncthreads();
         run_roles<Traits>(producer, consumer);
     }
@@ -58,13 +79,18 @@ private:
     }
 };
 
+// Without a fused instance a kernel is for many channels.
 template <class Kernel, TangentInstance kInstance>
-__global__ void __launch_bounds__(ForwardTangentTraits<Kernel, kInstance>::kThreads, 1)
+using ForwardTangentTraitsOf = std::conditional_t<is_fused_with_forward(Kernel::config), ForwardTangentTraits<Kernel, kInstance>,
+                                                  ForwardTangentWideTraits<Kernel>>;
+
+template <class Kernel, TangentInstance kInstance>
+__global__ void __launch_bounds__(ForwardTangentTraitsOf<Kernel, kInstance>::kThreads, 1)
     forward_tangent_kernel(const __grid_constant__ ForwardTangentParams params,
                            const __grid_constant__ ForwardTangentTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
-    using Traits = ForwardTangentTraits<Kernel, kInstance>;
-    const ForwardTangentContext<Traits> context(params, maps, Traits::QTile::align(shared));
+    using Traits = ForwardTangentTraitsOf<Kernel, kInstance>;
+    const typename ForwardTangentParts<Traits>::Context context(params, maps, Traits::QTile::align(shared));
     ForwardTangentKernel<Traits>{context}.run();
 }
 
@@ -72,7 +98,7 @@ template <class Kernel, TangentInstance kInstance>
 int launch_tangent_instance(const LaunchShape& shape, const ForwardTangentParams& params, cudaStream_t stream) {
     const auto kernel = forward_tangent_kernel<Kernel, kInstance>;
     ForwardTangentTensorMaps maps{};
-    cudaError_t error = encode<ForwardTangentTraits<Kernel, kInstance>>(&maps, params);
+    cudaError_t error = encode<ForwardTangentTraitsOf<Kernel, kInstance>>(&maps, params);
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
@@ -96,7 +122,7 @@ namespace libflash::cuda {
 template <class Kernel>
 KernelResources resources_of_forward_tangent(int, int instance) {
     return sm90::with_tangent_instance<Kernel>(instance, [](auto kind) {
-        using Traits = sm90::ForwardTangentTraits<Kernel, decltype(kind)::value>;
+        using Traits = sm90::ForwardTangentTraitsOf<Kernel, decltype(kind)::value>;
         return KernelResources{Traits::kThreads, sm90::ForwardTangentKernel<Traits>::kSharedBytes};
     });
 }

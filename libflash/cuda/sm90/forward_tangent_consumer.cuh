@@ -8,7 +8,6 @@
 
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
-#include "cuda/ptx/uniform.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward_tangent_rows.cuh"
 #include "cuda/sm90/forward_tangent_softmax.cuh"
@@ -64,17 +63,14 @@ private:
     __device__ __forceinline__ const WorkTile& work_tile(const State& c) const { return context.storage.work_tiles[c.slot]; }
     __device__ __forceinline__ const GroupKeyTiles& key_tiles(const State& c) const { return work_tile(c).of_group[c.group]; }
     __device__ __forceinline__ ForwardTangentRows<Traits> rows_of(const State& c) const {
-        return {context, work_tile(c), static_cast<int>(threadIdx.x) - 128, c.lane};
+        return {context.params, work_tile(c), static_cast<int>(threadIdx.x) - 128, c.lane};
     }
 
     __device__ __forceinline__ void compute_work_tile(State& c) const {
         const int begin = key_tiles(c).begin, end = key_tiles(c).end;
         skip_stages(c, work_tile(c).keys.end - end);
         c.softmax.clear();
-        if constexpr (!kFused) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) c.softmax.keep_lse(r, rows_of(c).lse_log2(r));
-        }
+        if constexpr (!kFused) rows_of(c).keep_lse(c.softmax);
         if (begin < end) {
             compute_tiles(c, begin, end);
         } else {
@@ -154,10 +150,6 @@ private:
         if (multiply_tangents(c, edge, factor)) rescale_sums(c, factor);
     }
 
-    // An address that descriptors are computed from, in uniform registers if there are no others for them.
-    __device__ static __forceinline__ uint32_t of_descriptors(uint32_t address) {
-        return Traits::kStages > 1 ? address : uniform(address);
-    }
     // Issues s = Q K^T.
     __device__ __forceinline__ void issue_scores(State& c) const { multiply(c, c.s, context.tiles.q(c.group), 0, false); }
     // Issues ts = Q tK^T + tQ K^T.
@@ -167,8 +159,7 @@ private:
     }
     // `rows`: address of Q or tQ. `first_key`: of K or tK.
     __device__ __forceinline__ void multiply(const State& c, Scores& sums, uint32_t rows, int first_key, bool accumulate) const {
-        const uint32_t keys = of_descriptors(context.tiles.keys(c.keys.stage));
-        rows = of_descriptors(rows);
+        const uint32_t keys = context.tiles.keys(c.keys.stage);
 #pragma unroll
         for (int step = 0; step < Traits::kHeadDim / 16; ++step)
             Wgmma<T, kBlockN>::template multiply_shared<false>(sums, QTile::k_major_operand(rows, step),
@@ -180,7 +171,7 @@ private:
     __device__ __forceinline__ void issue_values(State& c, bool first) const {
         constexpr int kSteps = kBlockN / 16;
         c.v.wait_full();
-        const uint32_t v = of_descriptors(context.tiles.v(c.v.stage)), tv = v + VTile::kBytes;
+        const uint32_t v = context.tiles.v(c.v.stage), tv = v + VTile::kBytes;
         wgmma_fence();
         if constexpr (kFused) {
 #pragma unroll

@@ -4,12 +4,12 @@
 //   out = o / l      tout = to / l - (mu - pivot) out      tdelta = tdout . out + dout . tout - tdlse
 #pragma once
 
-#include "cuda/attention/row_pairs.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/attention/softmax_statistics.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/prefetch.cuh"
 #include "cuda/sm90/forward_tangent_softmax.cuh"
-#include "cuda/sm90/forward_tangent_storage.cuh"
+#include "cuda/sm90/forward_tangent_work_tile.cuh"
 #include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -23,7 +23,7 @@ struct ForwardTangentRows {
     using Sums = float[kSums];
     using OutSums = float[kFused ? kSums : 1];
 
-    const ForwardTangentContext<Traits>& context;
+    const ForwardTangentParams& params;
     const ForwardTangentWorkTile<Traits>& work_tile;
     int thread, lane;  // thread: among the consumers
 
@@ -31,11 +31,24 @@ struct ForwardTangentRows {
     __device__ __forceinline__ int row(int r) const {
         return work_tile.keys.first_row + (thread >> 5 << 4) + r * 8 + (lane >> 2);
     }
-    // The saved LSE of a row in base-2 units; +infinity: the row does not take part.
-    __device__ __forceinline__ float lse_log2(int r) const {
-        if (row(r) >= work_tile.q_rows.length) return INFINITY;
-        const float lse = *address_of(context.params.lse, r);
-        return lse == -INFINITY ? INFINITY : lse_with_margin(lse * kLog2e);
+    // Gives `softmax` the saved LSE of the rows; +infinity: a row does not take part.
+    __device__ __forceinline__ void keep_lse(Softmax& softmax) const {
+        float lse[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            if (row(r) < work_tile.q_rows.length) lse[r] = *address_of(params.lse, r);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) softmax.keep_lse(r, lse[r] == -INFINITY ? INFINITY : lse_with_margin(lse[r] * kLog2e));
+    }
+
+    // Brings the warp's rows of the saved out to L2, two lanes each.
+    __device__ __forceinline__ void prefetch_out() const {
+        constexpr int kLine = 64;  // elements
+        const int in_warp = lane / 2, row_number = work_tile.keys.first_row + (thread >> 5 << 4) + in_warp;
+        if (row_number >= work_tile.q_rows.length) return;
+        const T* const out = static_cast<const T*>(params.out.data) + offset_of(params.out, row_number);
+#pragma unroll 1
+        for (int col = lane % 2 * kLine; col < params.head_dim_v; col += 2 * kLine) prefetch_to_l2(out + col);
     }
 
     __device__ __forceinline__ void finish(const Softmax& softmax, OutSums& o, Sums& to) const {
@@ -45,8 +58,8 @@ struct ForwardTangentRows {
             const bool exists = row(r) < work_tile.q_rows.owned;
             const float dot = quad_sum(finish_channels(f, o, to, r));
             if (exists && (lane & 3) == 0) write_statistics(f, dot, r);
-            if constexpr (kFused) write_channels(context.params.out, o, exists, r);
-            write_channels(context.params.tout, to, exists, r);
+            if constexpr (kFused) write_channels(params.out, o, exists, r);
+            write_channels(params.tout, to, exists, r);
         }
     }
 
@@ -63,10 +76,7 @@ private:
     }
 
     __device__ __forceinline__ Factors finish_softmax(const Softmax& softmax, int r) const {
-        const ForwardTangentParams& params = context.params;
-        float kept = softmax.kept[r], factor = 1.0f, mean = quad_sum(softmax.mean[r]), sum = quad_sum(softmax.sum[r]);
-        // From saved LSE: the sum of all probabilities, the sink included.
-        if constexpr (!kFused) sum = exp2_approx(lse_log2(r) - kept);
+        float kept = softmax.kept[r], factor = 1.0f, mean = quad_sum(softmax.mean[r]), sum = softmax.sum_of_row(r);
         if (params.sink.data) {
             const float sink = head_number<T>(params.sink, work_tile.at.batch, work_tile.at.head) * kLog2e;
             const float tsink = params.tsink.data ? head_number<T>(params.tsink, work_tile.at.batch, work_tile.at.head) : 0.0f;
@@ -85,36 +95,70 @@ private:
 
     // Sums become out and tout in place. Returns this lane's part of tdout . out + dout . tout.
     __device__ __forceinline__ float finish_channels(const Factors& f, OutSums& o, Sums& to, int r) const {
-        const ForwardTangentParams& params = context.params;
-        const int channels = f.counts ? params.head_dim_v : 0;
-        const auto pairs = [&](const RowsParams& rows) {
-            return RowPairs<T>::of(rows, work_tile.at, work_tile.q_rows.start + row(r), channels, params.vector_rows, lane);
-        };
-        const RowPairs<T> out = kFused ? RowPairs<T>{} : pairs(params.out);
         const bool wants_delta = params.tdelta.data;
         float dot = 0.0f;
 #pragma unroll
-        for (int n = 0; n < kSums / 4; ++n) {
-            if (n % 4 == 0 && n > 0) __syncwarp();  // keeps the compiler from loading more at once than it has registers
-            const int at = 4 * n + 2 * r;
-            float2 x;
-            if constexpr (kFused) {
-                x = f.counts ? make_float2(o[at] * f.inverse, o[at + 1] * f.inverse) : make_float2(0.0f, 0.0f);
-                o[at] = x.x, o[at + 1] = x.y;
-            } else {
-                x = out.at(n);
+        for (int first = 0; first < kPairs; first += kPart) {
+            __syncwarp();  // keeps the compiler from loading more at once than it has registers
+            Words out, d{}, td{};
+            if constexpr (!kFused) load_channels(params.out, f.counts, r, first, out);
+            if (wants_delta) load_channels(params.dout, f.counts, r, first, d);
+            if (wants_delta) load_channels(params.tdout, f.counts, r, first, td);
+#pragma unroll
+            for (int n = 0; n < kPart; ++n) {
+                const int at = 4 * (first + n) + 2 * r;
+                float2 x;
+                if constexpr (kFused) {
+                    x = f.counts ? make_float2(o[at] * f.inverse, o[at + 1] * f.inverse) : make_float2(0.0f, 0.0f);
+                    o[at] = x.x, o[at + 1] = x.y;
+                } else {
+                    x = pair_of(out[n]);
+                }
+                to[at] = f.counts ? fmaf(-f.below, x.x, to[at] * f.inverse) : 0.0f;
+                to[at + 1] = f.counts ? fmaf(-f.below, x.y, to[at + 1] * f.inverse) : 0.0f;
+                if (!wants_delta) continue;
+                const float2 y = pair_of(d[n]), ty = pair_of(td[n]);
+                dot = fmaf(y.x, to[at], fmaf(y.y, to[at + 1], fmaf(ty.x, x.x, fmaf(ty.y, x.y, dot))));
             }
-            to[at] = f.counts ? fmaf(-f.below, x.x, to[at] * f.inverse) : 0.0f;
-            to[at + 1] = f.counts ? fmaf(-f.below, x.y, to[at + 1] * f.inverse) : 0.0f;
-            if (!wants_delta) continue;
-            const float2 d = pairs(params.dout).at(n), td = pairs(params.tdout).at(n);
-            dot = fmaf(d.x, to[at], fmaf(d.y, to[at + 1], fmaf(td.x, x.x, fmaf(td.y, x.y, dot))));
         }
         return dot;
     }
 
+    // Of a part of a row of 16-bit values: word n has columns 8 n + 2 (lane % 4) and the next one.
+    static constexpr int kPairs = kSums / 4, kPart = kPairs < 16 ? kPairs : 16;
+    using Words = uint32_t[kPart];
+    __device__ static __forceinline__ float2 pair_of(uint32_t word) { return make_float2(low_of(word, T()), high_of(word, T())); }
+    // The part that begins with column 8 * first_pair; zeros without `counts` or without the tensor. In vectors of 16 bytes, all
+    // of which are loaded at once; then lanes exchange words as in write_channels().
+    __device__ __forceinline__ void load_channels(const RowsParams& rows, bool counts, int r, int first_pair,
+                                                  Words& words) const {
+        const uint16_t* const part = static_cast<const uint16_t*>(rows.data) + offset_of(rows, row(r)) + 8 * first_pair;
+        const int channels = (counts && rows.data ? params.head_dim_v : 0) - 8 * first_pair;
+        if (params.vector_rows) {
+#pragma unroll
+            for (int n = 0; n < kPart; n += 4) {
+                const int col = (n + (lane & 3)) * 8;
+                uint4 x = make_uint4(0, 0, 0, 0);
+                if (col < channels) x = *reinterpret_cast<const uint4*>(part + col);
+                words[n] = x.x, words[n + 1] = x.y, words[n + 2] = x.z, words[n + 3] = x.w;
+            }
+#pragma unroll
+            for (int n = 0; n < kPart; n += 4) transpose_quad(reinterpret_cast<uint32_t (&)[4]>(words[n]), lane);
+        } else {
+#pragma unroll
+            for (int n = 0; n < kPart; ++n) {
+                const int col = 8 * n + (lane & 3) * 2;
+                words[n] = col < channels ? part[col] : 0;
+                if (col + 1 < channels) words[n] |= static_cast<uint32_t>(part[col + 1]) << 16;
+            }
+        }
+    }
+    // Of a row in a tensor of channels.
+    __device__ __forceinline__ int64_t offset_of(const RowsParams& rows, int row_number) const {
+        return work_tile.at.batch * rows.batch + work_tile.at.head * rows.head + (work_tile.q_rows.start + row_number) * rows.row;
+    }
+
     __device__ __forceinline__ void write_statistics(const Factors& f, float dot, int r) const {
-        const ForwardTangentParams& params = context.params;
         if (kFused && params.lse.data) *address_of(params.lse, r) = f.lse;
         if (params.tlse.data) *address_of(params.tlse, r) = f.mu;
         if (params.tdelta.data)
@@ -124,8 +168,7 @@ private:
     // Of every 32 channels each of the row's four lanes gets eight neighbouring ones.
     __device__ __forceinline__ void write_channels(const RowsParams& rows, const Sums& sums, bool exists, int r) const {
         if (!rows.data) return;
-        T* out = static_cast<T*>(rows.data) + work_tile.at.batch * rows.batch + work_tile.at.head * rows.head +
-                 (work_tile.q_rows.start + row(r)) * rows.row;
+        T* const out = static_cast<T*>(rows.data) + offset_of(rows, row(r));
 #pragma unroll
         for (int first = 0; first < kSums / 4; first += 4) {
             uint32_t words[4];
@@ -136,7 +179,7 @@ private:
             }
             transpose_quad(words, lane);
             const int col = (first + (lane & 3)) * 8;
-            if (exists && col < context.params.head_dim_v)
+            if (exists && col < params.head_dim_v)
                 *reinterpret_cast<uint4*>(out + col) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }

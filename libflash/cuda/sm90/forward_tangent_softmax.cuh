@@ -26,7 +26,7 @@ struct TangentSoftmax {
     using Scores = float[kScores];
 
     float kept[2];       // in base-2 units; kNoScore: no score yet
-    float sum[2];        // kFused; of this lane's elements
+    float sum[2];        // of this lane's elements; from saved LSE of the whole row, the sink included
     float mean[2];       // of this lane's elements
     float pivot[2];      // in natural units
     uint32_t unstarted;  // bit r: the row has no pivot yet
@@ -40,7 +40,15 @@ struct TangentSoftmax {
         unstarted = 3;
     }
     // From saved LSE in base-2 units; +infinity: the row does not take part.
-    __device__ __forceinline__ void keep_lse(int r, float lse_log2) { kept[r] = lse_log2 - kHeadroom; }
+    __device__ __forceinline__ void keep_lse(int r, float lse_log2) {
+        kept[r] = lse_log2 - kHeadroom;
+        if constexpr (kHalf) sum[r] = exp2_approx(lse_log2 - kept[r]);
+    }
+    // The sum of the probabilities of a row, over 2^kept.
+    __device__ __forceinline__ float sum_of_row(int r) const {
+        if constexpr (kFused) return quad_sum(sum[r]);
+        return kHalf ? sum[r] : 1.0f;  // otherwise the kept number is the LSE
+    }
 
     // Turns s into p. s is to be multiplied by `scale_log2`, to base-2 units; hidden scores are -infinity. Returns true if the
     // sums of products must be multiplied by `factor`.
@@ -57,8 +65,10 @@ struct TangentSoftmax {
             s[i] = exp2_approx(fmaf(s[i], scales[r], -kept[r]));
             if constexpr (kFused) sums[r] += s[i];
         }
+        if constexpr (kFused) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) sum[r] += sums[r];
+            for (int r = 0; r < 2; ++r) sum[r] += sums[r];
+        }
         return raised;
     }
     // Turns ts into p (ts - pivot), after exponentiate(). ts is to be multiplied by `scale`. `edge`: scores of the tile are

@@ -1,7 +1,6 @@
 // The shared memory of the sm_90a forward_tangent kernel: first the tiles, then barriers and what the warps tell each other.
 #pragma once
 
-#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm90/forward_tangent_tensor_maps.cuh"
 #include "cuda/sm90/forward_tangent_traits.cuh"
 #include "cuda/sm90/forward_tangent_work_tile.cuh"
@@ -21,18 +20,11 @@ struct ForwardTangentSharedTiles {
         keys_smem = q_smem + Traits::kQBytes;
         v_smem = keys_smem + Traits::kStages * Traits::KeysTile::kBytes;
     }
-    __device__ __forceinline__ uint32_t q(int group) const { return anew(q_smem + group * Traits::QTile::kBytes); }
+    __device__ __forceinline__ uint32_t q(int group) const { return q_smem + group * Traits::QTile::kBytes; }
     __device__ __forceinline__ uint32_t tq(int group) const { return q(Traits::kGroups + group); }
-    __device__ __forceinline__ uint32_t keys(int stage) const { return anew(keys_smem + stage * Traits::KeysTile::kBytes); }
-    __device__ __forceinline__ uint32_t v(int stage) const { return anew(v_smem + 2 * stage * Traits::VTile::kBytes); }
+    __device__ __forceinline__ uint32_t keys(int stage) const { return keys_smem + stage * Traits::KeysTile::kBytes; }
+    __device__ __forceinline__ uint32_t v(int stage) const { return v_smem + 2 * stage * Traits::VTile::kBytes; }
     __device__ __forceinline__ uint32_t tv(int stage) const { return v(stage) + Traits::VTile::kBytes; }
-
-private:
-    // With one stage the addresses are the same in each tile. The compiler would compute everything that follows from them once,
-    // and has no registers to keep it.
-    __device__ static __forceinline__ uint32_t anew(uint32_t address) {
-        return Traits::kStages > 1 ? address : static_cast<uint32_t>(hide_from_compiler(static_cast<int>(address)));
-    }
 };
 
 template <class Traits>

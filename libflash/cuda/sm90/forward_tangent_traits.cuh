@@ -16,6 +16,7 @@ template <class Kernel, TangentInstance kInstance>
 struct ForwardTangentTraits {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
+    static constexpr bool kWide = false;
     static constexpr bool kFused = kInstance == TangentInstance::fused, kHalf = std::is_same<T, __half>::value;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
     static constexpr int kBlockM = config.tile_q, kBlockN = config.tile_k;
