@@ -47,6 +47,7 @@ struct BackwardWideConsumer {
                 0,        0,        {context}};
 #pragma unroll
         for (int i = 0; i < kPieces * kSums; ++i) c.sums[i / kSums][i % kSums] = 0.0f;
+        fence_sums(c);  // the compiler must not move zeros to the first products
         c.weights.load_row_statistics(first_row(c));
         if (work_tile().number_of_tiles > 0) add_up(c);
         if constexpr (Traits::kKeys) {
@@ -114,44 +115,45 @@ private:
 
     // x = rows columns', of the streamed tensor, as soon as each chunk has arrived.
     __device__ __forceinline__ void multiply_streamed(State& c, typename Weights::Scores& x) const {
-        const int group = static_cast<int>(uniform(static_cast<uint32_t>(c.group)));
         const int chunks = streamed_chunks<Traits>(context.params);
         uint32_t rows = uniform(context.tiles.rows_of_streamed());
-        const uint32_t streamed = uniform(context.tiles.streamed(0));
-        int before = 0;
+        int before = c.stage;
+        multiply_stage(c, x, rows, false);
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            context.storage.full_of_streamed(group, c.stage).wait(c.phases >> c.stage & 1);
-            c.phases ^= 1u << c.stage;
-            wgmma_fence();
-            multiply_chunk(x, rows, streamed + c.stage * Tile::kChunkBytes, chunk > 0);
+        for (int chunk = 1; chunk < chunks; ++chunk) {
+            const int stage = c.stage;
+            multiply_stage(c, x, rows += Tile::kChunkBytes, true);
             wgmma_wait<1>();
-            if (chunk > 0) release(c, context.storage.empty_of_streamed(before));
-            before = c.stage;
-            if (++c.stage == Traits::kStreamStages) c.stage = 0;
-            rows += Tile::kChunkBytes;
+            release(c, context.storage.empty_of_streamed(before));
+            before = stage;
         }
         wgmma_wait<0>();
         wgmma_fence_operand(x);
         release(c, context.storage.empty_of_streamed(before));
     }
+    __device__ __forceinline__ void multiply_stage(State& c, typename Weights::Scores& x, uint32_t rows, bool accumulate) const {
+        const int stage = static_cast<int>(uniform(static_cast<uint32_t>(c.stage)));
+        context.storage.full_of_streamed(c.group, stage).wait(c.phases >> stage & 1);
+        c.phases ^= 1u << stage;
+        wgmma_fence();
+        multiply_chunk(x, rows, uniform(context.tiles.streamed(0)) + stage * Tile::kChunkBytes, accumulate);
+        c.stage = stage + 1 == Traits::kStreamStages ? 0 : stage + 1;
+    }
     // s = rows columns', of the added tensor.
     __device__ __forceinline__ void multiply_added(State& c, int number) const {
         const int chunks = score_chunks<Traits>(context.params);
-        const uint32_t parity = static_cast<uint32_t>(number) & 1;
-        const uint32_t rows = uniform(context.tiles.rows), added = uniform(context.tiles.added());
-        bool accumulate = false;
+        multiply_added_chunk(c, 0, number, false);
 #pragma unroll 1
-        for (int n = 0; n < Traits::kChunks; ++n) {
-            const int chunk = added_chunk<Traits>(n);
-            if (chunk >= chunks) continue;
-            context.storage.full_of_added(chunk).wait(parity);
-            wgmma_fence();
-            multiply_chunk(c.s, rows + chunk * Tile::kChunkBytes, added + chunk * Tile::kChunkBytes, accumulate);
-            accumulate = true;
-        }
+        for (int n = 1; n < Traits::kChunks; ++n)
+            if (const int chunk = added_chunk<Traits>(n); chunk < chunks) multiply_added_chunk(c, chunk, number, true);
         wgmma_wait<0>();
         wgmma_fence_operand(c.s);
+    }
+    __device__ __forceinline__ void multiply_added_chunk(State& c, int chunk, int number, bool accumulate) const {
+        context.storage.full_of_added(chunk).wait(static_cast<uint32_t>(number) & 1);
+        const uint32_t rows = uniform(context.tiles.rows + chunk * Tile::kChunkBytes);
+        wgmma_fence();
+        multiply_chunk(c.s, rows, rows + (context.tiles.added() - context.tiles.rows), accumulate);
     }
     __device__ __forceinline__ static void multiply_chunk(typename Weights::Scores& x, uint32_t rows, uint32_t columns,
                                                           bool accumulate) {
@@ -223,6 +225,9 @@ private:
         release(c, context.storage.empty_of_added(c.group * kPieces));
         wgmma_wait<0>();
         release(c, context.storage.empty_of_added(c.group * kPieces + 1));
+        fence_sums(c);
+    }
+    __device__ __forceinline__ static void fence_sums(State& c) {
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) wgmma_fence_operand(c.sums[piece]);
     }
