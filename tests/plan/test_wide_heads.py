@@ -58,9 +58,14 @@ def backward_cases() -> list[Case]:
     cases = []
     for device in GPUS:
         for name, dtype in NAMES.items():
-            large = device == "H200"  # there is code of the large kernel for sm_90 alone
-            expected = kernel(f"backward_sm80_{name}_d512" + "_small" * (not large), "general", "64x64" if large else "32x32")
+            expected = kernel(f"backward_sm80_{name}_d512_small", "general", "32x32")
+            if device == "H200":  # there is code of the large kernel of sm80 for sm_90 alone
+                expected = kernel(f"backward_sm90_{name}_d512", "wide heads", "64x64", schedule="static")
             cases.append(attention(device, 512, expected, "backward", dtype=dtype))
+    expected = kernel("backward_sm90_bf16_d512", "wide heads", "64x64", schedule="static")
+    some_options: list[dict[str, Any]] = [{"softcap": 3.0}, {"flags": abi.CAUSAL | abi.DETERMINISTIC}, {"head_dim_v": 64}]
+    cases += [attention("H200", 264, expected, "backward", **some) for some in some_options]
+    cases += [attention("H200", 64, expected, "backward", head_dim_v=320)]
     expected = kernel("backward_sm80_bf16_d512", "general", "64x64")
     cases += [
         attention("H200", 264, expected, "backward", **some)
@@ -151,9 +156,9 @@ def test_values_apart_from_the_keys(lib: c.CDLL) -> None:
 def test_launches_of_backward(lib: c.CDLL) -> None:
     """In the described library, step s of instance n has 1000 + 100 s + n threads."""
     assert launches(lib, attention("H200", 512, {}, "backward")) == [
-        "softmax statistics: 256 thread blocks of 1001",
-        "dk and dv: 512 thread blocks of 1101",
-        "dq: 512 thread blocks of 1301",
+        "softmax statistics: 256 thread blocks of 1000",
+        "dk and dv: 512 thread blocks of 1100",
+        "dq: 512 thread blocks of 1300",
     ]
 
 

@@ -189,14 +189,15 @@ private:
         context.storage.exchanges.p_is_written(c.group).arrive();
     }
 
-    // Adds a tile whose weights the other warpgroup computes.
+    // Adds the tile before, whose weights the other warpgroup computes.
     __device__ __forceinline__ void add_tile_of_other(State& c, int number) const {
         begin_tile_of_other(c, number);
         finish_sums(c);
     }
     __device__ __forceinline__ void begin_tile_of_other(State& c, int number) const {
         context.storage.exchanges.p_is_written(1 - c.group).wait(number / Traits::kGroups);
-        const uint32_t weights = uniform(context.tiles.weights(number % Traits::kWeightBuffers)), added = receive(c, number);
+        const uint32_t weights = uniform(context.tiles.weights(number % Traits::kWeightBuffers)),
+                       added = receive(c, number, work_tile().before(c.tile));
         wgmma_fence();
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
@@ -208,7 +209,7 @@ private:
         }
     }
     __device__ __forceinline__ void add_own_tile(State& c, int number) const {
-        const uint32_t added = receive(c, number);
+        const uint32_t added = receive(c, number, c.tile);
         wgmma_fence();
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
@@ -232,19 +233,18 @@ private:
         for (int piece = 0; piece < kPieces; ++piece) wgmma_fence_operand(c.sums[piece]);
     }
     // The address of this warpgroup's channels of the added tensor, when they have arrived.
-    __device__ __forceinline__ uint32_t receive(const State& c, int number) const {
+    __device__ __forceinline__ uint32_t receive(const State& c, int number, int tile) const {
         constexpr int kOwnChunks = kPieces * Traits::kPieceChunks;
         const uint32_t parity = static_cast<uint32_t>(number) & 1;
 #pragma unroll
         for (int chunk = 0; chunk < kOwnChunks; ++chunk)
             context.storage.full_of_added(c.group * kOwnChunks + chunk).wait(parity);
-        if (context.maps.zero_fill) zero_columns(c, number);
+        if (context.maps.zero_fill) zero_columns(c, tile);
         return uniform(context.tiles.added() + c.group * kPieces * Traits::kPieceBytes);
     }
     // Columns after the last one may be NaN or infinity, and products multiply these by 0.
-    __device__ __forceinline__ void zero_columns(const State& c, int number) const {
+    __device__ __forceinline__ void zero_columns(const State& c, int tile) const {
         constexpr int kVectors = Traits::kHalf / 8;
-        const int tile = work_tile().tiles.begin + number % (work_tile().tiles.end - work_tile().tiles.begin);
         const int count = work_tile().columns.length - tile * 64;
         if (count >= 64) return;
 #pragma unroll 1

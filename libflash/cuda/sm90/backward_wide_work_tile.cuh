@@ -51,6 +51,8 @@ struct BackwardWideWorkTile {
         tile += by;
         while (tile >= tiles.end) tile -= tiles.end - tiles.begin, ++head;
     }
+    // The tile of columns before one that is not the first.
+    __device__ __forceinline__ int before(int tile) const { return (tile == tiles.begin ? tiles.end : tile) - 1; }
 };
 
 }  // namespace libflash::cuda::sm90
