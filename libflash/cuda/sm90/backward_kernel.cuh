@@ -6,8 +6,8 @@
 #include "cuda/sm90/backward_dk_dv.cuh"
 #include "cuda/sm90/backward_dq.cuh"
 #include "cuda/sm90/backward_general.cuh"
-#include "cuda/sm90/backward_producer.cuh"
 #include "cuda/sm90/backward_halves.cuh"
+#include "cuda/sm90/backward_producer.cuh"
 
 #include <type_traits>
 

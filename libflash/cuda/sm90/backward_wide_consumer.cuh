@@ -43,8 +43,8 @@ struct BackwardWideConsumer {
 
     __device__ __forceinline__ void run() const {
         const int warp = uniform_warp() - 4;
-        State c{warp / 4, warp % 4, static_cast<int>(threadIdx.x & 31), work_tile().first_head, work_tile().tiles.begin,
-                0,        0,        {context}};
+        State c{warp / 4, warp % 4, static_cast<int>(threadIdx.x & 31), work_tile().first_head, work_tile().tiles.begin, 0,
+                0,        {context}};
 #pragma unroll
         for (int i = 0; i < kPieces * kSums; ++i) c.sums[i / kSums][i % kSums] = 0.0f;
         fence_sums(c);  // the compiler must not move zeros to the first products
@@ -141,7 +141,7 @@ private:
     }
     // s = rows columns', of the added tensor.
     __device__ __forceinline__ void multiply_added(State& c, int number) const {
-        const int chunks = score_chunks<Traits>(context.params);
+        const int chunks = score_chunks(context.params);
         multiply_added_chunk(c, 0, number, false);
 #pragma unroll 1
         for (int n = 1; n < Traits::kChunks; ++n)
@@ -237,8 +237,7 @@ private:
         constexpr int kOwnChunks = kPieces * Traits::kPieceChunks;
         const uint32_t parity = static_cast<uint32_t>(number) & 1;
 #pragma unroll
-        for (int chunk = 0; chunk < kOwnChunks; ++chunk)
-            context.storage.full_of_added(c.group * kOwnChunks + chunk).wait(parity);
+        for (int chunk = 0; chunk < kOwnChunks; ++chunk) context.storage.full_of_added(c.group * kOwnChunks + chunk).wait(parity);
         if (context.maps.zero_fill) zero_columns(c, tile);
         return uniform(context.tiles.added() + c.group * kPieces * Traits::kPieceBytes);
     }

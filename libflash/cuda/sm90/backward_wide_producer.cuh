@@ -1,5 +1,5 @@
-// The producer warps of the sm_90a backward kernels for wide heads: one loads the rows, the streamed tensor and the statistics, one
-// the added tensor, so that neither waits for a part of the other tensor to be released.
+// The producer warps of the sm_90a backward kernels for wide heads: one loads the rows, the streamed tensor and the statistics,
+// one the added tensor, so that neither waits for a part of the other tensor to be released.
 #pragma once
 
 #include "cuda/sm90/backward_wide_storage.cuh"
@@ -29,7 +29,7 @@ private:
     __device__ __forceinline__ int first_column(int tile) const { return work_tile().columns.start + tile * 64; }
 
     __device__ __forceinline__ void load_rows() const {
-        const int chunks = score_chunks<Traits>(context.params);
+        const int chunks = score_chunks(context.params);
         const int second = Traits::kDifferences ? streamed_chunks<Traits>(context.params) : 0;
         context.storage.full_of_rows().arrive_and_expect((chunks + second) * Tile::kChunkBytes);
         load_rows(context.tiles.rows, context.maps.rows, chunks);

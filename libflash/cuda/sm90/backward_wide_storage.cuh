@@ -18,7 +18,9 @@ struct BackwardWideTiles {
 
     __device__ __forceinline__ explicit BackwardWideTiles(const char* memory) : rows(shared_address(memory)) {}
     // Of the product with the streamed tensor: for dv those of S.
-    __device__ __forceinline__ uint32_t rows_of_streamed() const { return rows + (Traits::kRowTensors - 1) * Traits::Tile::kBytes; }
+    __device__ __forceinline__ uint32_t rows_of_streamed() const {
+        return rows + (Traits::kRowTensors - 1) * Traits::Tile::kBytes;
+    }
     __device__ __forceinline__ uint32_t added() const { return rows + Traits::kRowTensors * Traits::Tile::kBytes; }
     __device__ __forceinline__ uint32_t streamed(int stage) const {
         return added() + Traits::Tile::kBytes + stage * Traits::Tile::kChunkBytes;
@@ -64,7 +66,9 @@ struct BackwardWideStorage {
     }
     __device__ __forceinline__ MBarrier empty_of_streamed(int stage) const { return {shared_address(&streamed_empty[stage])}; }
     __device__ __forceinline__ MBarrier full_of_statistics(int group) const { return {shared_address(&statistics_full[group])}; }
-    __device__ __forceinline__ MBarrier empty_of_statistics(int group) const { return {shared_address(&statistics_empty[group])}; }
+    __device__ __forceinline__ MBarrier empty_of_statistics(int group) const {
+        return {shared_address(&statistics_empty[group])};
+    }
 };
 
 // What all parts of a kernel work with.
@@ -74,18 +78,17 @@ using BackwardWideContext =
 
 // Chunks that hold channels of the call; the kernel may have more. Of S, and of the product with the streamed tensor.
 __device__ __forceinline__ int chunks_of(int channels) { return (channels + 63) / 64; }
-template <class Traits>
-__device__ __forceinline__ int score_chunks(const BackwardParams& params) {
-    return chunks_of(params.head_dim);
-}
+__device__ __forceinline__ int score_chunks(const BackwardParams& params) { return chunks_of(params.head_dim); }
 template <class Traits>
 __device__ __forceinline__ int streamed_chunks(const BackwardParams& params) {
     return chunks_of(Traits::kDifferences ? params.head_dim_v : params.head_dim);
 }
-// The chunks of the added tensor in the order in which they are loaded: the first pieces of both warpgroups before the second ones.
+// The chunks of the added tensor in the order in which they are loaded: the first pieces of both warpgroups before the second
+// ones.
 template <class Traits>
 __device__ __forceinline__ int added_chunk(int n) {
-    const int in_order = n / Traits::kPieceChunks, piece = in_order % Traits::kGroups * Traits::kPieces + in_order / Traits::kGroups;
+    const int in_order = n / Traits::kPieceChunks,
+              piece = in_order % Traits::kGroups * Traits::kPieces + in_order / Traits::kGroups;
     return piece * Traits::kPieceChunks + n % Traits::kPieceChunks;
 }
 

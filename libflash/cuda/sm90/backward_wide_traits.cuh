@@ -1,5 +1,5 @@
-// The constants of the sm_90a backward kernels for wide heads (backward_wide.cuh): tiles, registers per thread, and how the shared
-// memory is divided.
+// The constants of the sm_90a backward kernels for wide heads (backward_wide.cuh): tiles, registers per thread, and how the
+// shared memory is divided.
 #pragma once
 
 #include "cuda/attention/element.cuh"
@@ -26,9 +26,10 @@ struct BackwardWideTraits {
     static constexpr bool kKeys = kOutput != WideGradient::dq;         // the rows are keys, and the scores transposed
     static constexpr bool kDifferences = kOutput != WideGradient::dv;  // the weights are dS, not P
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
-    static_assert(kBlockM == 64 && kBlockN == 64, "a product of a warpgroup has 64 rows, and weights are one chunk of 64 columns");
+    static_assert(kBlockM == 64 && kBlockN == 64,
+                  "a product of a warpgroup has 64 rows, and weights are one chunk of 64 columns");
     static_assert(config.head_dim_v == kHeadDim && config.stages == 1, "one kind of tile, one stage of the added tensor");
-    static constexpr int kGroups = 2;                // consumer warpgroups; each has half of the channels of the sums
+    static constexpr int kGroups = 2;                 // consumer warpgroups; each has half of the channels of the sums
     static constexpr int kHalf = kHeadDim / kGroups;  // channels of a warpgroup
     static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 128;
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;

@@ -30,8 +30,8 @@ struct BackwardWideWeights {
         }
     }
 
-    // s becomes P or dS, times 2^exponent_shift(), of a tile of columns; dp: only for dS. `statistics`: shared address of those of
-    // the lane's first column, if columns are queries.
+    // s becomes P or dS, times 2^exponent_shift(), of a tile of columns; dp: only for dS. `statistics`: shared address of those
+    // of the lane's first column, if columns are queries.
     __device__ __forceinline__ void weigh(Scores& s, Scores& dp, uint32_t statistics) const {
         const float cap = context.params.rare.softcap, scale = context.params.scale_log2;
         if (__builtin_expect(cap > 0.0f, false)) {
@@ -50,8 +50,8 @@ struct BackwardWideWeights {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) s[i] = Traits::kDifferences ? exp2_approx(s[i]) * dp[i] : exp2_approx(s[i]);
     }
-    // Weights that the causal mask, the window or the lengths hide become 0, whatever they were. `row`, `column`: the lane's first
-    // ones in their sequences.
+    // Weights that the causal mask, the window or the lengths hide become 0, whatever they were. `row`, `column`: the lane's
+    // first ones in their sequences.
     __device__ __forceinline__ void hide(Scores& weights, int row, int column) const {
         const auto& tiles = context.storage.work_tile.tiles;
         if constexpr (Traits::kKeys) {

@@ -1,5 +1,5 @@
-// A work tile of the sm_90a backward kernels for wide heads: 64 rows of one head, and the tiles of columns that they see. These are
-// numbered in the order in which they are processed, which is ascending, one query head after the other.
+// A work tile of the sm_90a backward kernels for wide heads: 64 rows of one head, and the tiles of columns that they see. These
+// are numbered in the order in which they are processed, which is ascending, one query head after the other.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -22,7 +22,8 @@ struct BackwardWideWorkTile {
     int number_of_tiles;
 
     // The work tile with that number in the grid. False: there is none.
-    __device__ static __forceinline__ bool find(const BackwardParams& params, int index, TileCoordinates& at, SequenceRows& rows) {
+    __device__ static __forceinline__ bool find(const BackwardParams& params, int index, TileCoordinates& at,
+                                                SequenceRows& rows) {
         const LengthsParams& lengths = Traits::kKeys ? params.k_lengths : params.q_lengths;
         const ScheduleParams& schedule = Traits::kKeys ? params.key_schedule : params.query_tile_schedule;
         at = tile_coordinates<64>(schedule, lengths, params.batch, index);
