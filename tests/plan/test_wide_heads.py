@@ -179,6 +179,7 @@ def test_long_sums_on_sm90(lib: c.CDLL, dtype: str, most: int) -> None:
         assert (plan["kernel"][0].partition(",")[0], plan["workspace"]) == (f"forward_sm90_{dtype}_d512", [workspace])
 
 
+@pytest.mark.parametrize("operation", ["forward", "backward"])
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -191,15 +192,29 @@ def test_long_sums_on_sm90(lib: c.CDLL, dtype: str, most: int) -> None:
         ({"head_dim_v": 301}, "v: its address and its strides must be multiples of 16 bytes for it, and not negative"),
     ],
 )
-def test_what_forward_on_sm90_lacks(lib: c.CDLL, options: dict[str, Any], reason: str) -> None:
+def test_what_sm90_lacks(lib: c.CDLL, options: dict[str, Any], reason: str, operation: str) -> None:
     """The sm80 kernel takes the call, and explain says why."""
     lib.describe(*DEVICES["H200"])
     given = {"head_dim": 320, **options}
-    case = attention("H200", given.pop("head_dim"), {}, **given)
-    text = explain(lib, "forward", case.arrays, **case.options)
-    assert "forward_sm80_bf16_d512, backend sm80" in text
+    case = attention("H200", given.pop("head_dim"), {}, operation, **given)
+    text = explain(lib, operation, case.arrays, **case.options)
+    assert f"{operation}_sm80_bf16_d512, backend sm80" in text
     named = text.partition(f"{reason}\n")[2].partition("\nnot ")[0]  # the kernels with this reason
-    assert "forward_sm90_bf16_d512" in named
+    assert f"{operation}_sm90_bf16_d512" in named
+
+
+@pytest.mark.parametrize(("name", "most"), [("f16", 32768), ("bf16", 131072)])
+def test_long_sums_of_backward_on_sm90(lib: c.CDLL, name: str, most: int) -> None:
+    """Of query rows: several launches. Of keys: the sm80 kernel."""
+    lib.describe(*DEVICES["H200"])
+    q, k = (tensor(1, rows, heads, 512, dtype=NAMES[name]) for rows, heads in ((most, 4), (most, 2)))
+    text = explain(lib, "backward", (q, k, k))
+    assert f"backward_sm90_{name}_d512, backend sm90" in text
+    assert " in a launch, each 2 times" in text
+    q, k = tensor(1, 100, 4, 512, dtype=NAMES[name]), tensor(1, most + 1, 4, 512, dtype=NAMES[name])
+    text = explain(lib, "backward", (q, k, k))
+    assert f"backward_sm80_{name}_d512, backend sm80" in text
+    assert f"k: the kernel adds up at most {most} keys without loss of precision ({most + 1})" in text
 
 
 @pytest.mark.parametrize(
