@@ -35,14 +35,9 @@ struct BackwardWideWeights {
     __device__ __forceinline__ void weigh(Scores& s, Scores& dp, uint32_t statistics) const {
         const float cap = context.params.rare.softcap, scale = context.params.scale_log2;
         if (__builtin_expect(cap > 0.0f, false)) {
-            const float inverse = context.params.softmax_scale / cap;
-            for_all(statistics, [&](int i, float lse_log2, float delta) {
-                const float capped = tanh_accurate(s[i] * inverse);
-                s[i] = fmaf(capped, cap * kLog2e, -lse_log2);
-                dp[i] = (dp[i] - delta) * fmaf(-capped, capped, 1.0f);
-            });
+            cap_scores(s, dp, statistics, cap);
         } else {
-            for_all(statistics, [&](int i, float lse_log2, float delta) {
+            for_first<kScores>(statistics, [&](int i, float lse_log2, float delta) {
                 s[i] = fmaf(s[i], scale, -lse_log2);
                 dp[i] -= delta;
             });
@@ -71,11 +66,34 @@ struct BackwardWideWeights {
     }
 
 private:
-    // Calls rule(i, LSE, delta) with the statistics of the query of each score.
-    template <class Rule>
-    __device__ __forceinline__ void for_all(uint32_t statistics, const Rule& rule) const {
+    // Softcap. Small code: eight scores at a time, for which the others move up.
+    static constexpr int kTogether = 8;
+    __device__ __forceinline__ void cap_scores(Scores& s, Scores& dp, uint32_t statistics, float cap) const {
+        const float inverse = context.params.softmax_scale / cap;
+#pragma unroll 1
+        for (int pass = 0; pass < kScores / kTogether; ++pass) {
+            for_first<kTogether>(statistics, [&](int i, float lse_log2, float delta) {
+                const float capped = tanh_accurate(s[i] * inverse);
+                s[i] = fmaf(capped, cap * kLog2e, -lse_log2);
+                dp[i] = (dp[i] - delta) * fmaf(-capped, capped, 1.0f);
+            });
+            statistics += kTogether / 4 * kEightQueries;
+            rotate(s);
+            if constexpr (Traits::kDifferences) rotate(dp);
+        }
+    }
+    __device__ static __forceinline__ void rotate(Scores& x) {
+        float first[kTogether];
 #pragma unroll
-        for (int i = 0; i < kScores; i += 4) {
+        for (int i = 0; i < kTogether; ++i) first[i] = x[i];
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) x[i] = i + kTogether < kScores ? x[i + kTogether] : first[i + kTogether - kScores];
+    }
+    // Calls rule(i, LSE, delta) with the statistics of the query of each of the first scores.
+    template <int kCount, class Rule>
+    __device__ __forceinline__ void for_first(uint32_t statistics, const Rule& rule) const {
+#pragma unroll
+        for (int i = 0; i < kCount; i += 4) {
             float4 two;  // queries
             if constexpr (Traits::kKeys) two = load_shared_16(statistics + i / 4 * kEightQueries);
 #pragma unroll
