@@ -1,4 +1,4 @@
-// Runs the backward kernel of sm90 on the host and compares it with double precision: masks, lengths that end within tiles,
+// Runs the backward kernel of sm90, or those of wide heads, on the host and compares it with double precision: masks, lengths that end within tiles,
 // shared key heads, rare options, block masks, and NaN between rows and outside the sequences. Arguments: 0 or the seed of a
 // disorder (warps are delayed, copies and additions complete late and in any order, products are computed when they are waited
 // for); 0, or the number of thread blocks that run at the same time, begin in any order and add to dq in a fixed order.
@@ -52,7 +52,7 @@ struct Case {
     Lengths lengths = Lengths::dense;  // other than dense: lengths differ, and rows outside a sequence are NaN
     bool rare = false;                 // softcap, ALiBi, bias, mask and dropout
     Blocks blocks = Blocks::all;
-    bool softcap = false;  // alone
+    bool softcap = false;  // alone; only with wide heads
 
     bool is_packed() const { return lengths == Lengths::packed; }
     bool wants_dbias() const { return rare && !is_packed(); }
@@ -414,7 +414,7 @@ int main(int, char** argv) {
         {1, 2, 1, 300, 300, kDim, kDim, kAll, 0, 1, false, false, Lengths::dense, false, Blocks::none},
         {1, 2, 1, 150, 200, kDim, kDim, kAll, 0, 5, false, true, Lengths::dense, false, Blocks::all, true},
         {3, 2, 1, 150, 200, 72, kDim, kAll, 0, 1, true, false, Lengths::packed, false, Blocks::all, true},
-        {1, 3, 1, 150, 200, kDim, 264, 90, 0, 1, false, false},
+        {1, 3, 1, 150, 200, kDim, 264, 90, 0, 1, false, false, Lengths::dense, false, Blocks::all, true},
     };
     bool good = true;
     for (Case c : cases) {
