@@ -1,8 +1,8 @@
-// Runs the backward kernel of sm90, or those of wide heads, on the host and compares it with double precision: masks, lengths that end within tiles,
-// shared key heads, rare options, block masks, and NaN between rows and outside the sequences. Arguments: 0 or the seed of a
-// disorder (warps are delayed, copies and additions complete late and in any order, products are computed when they are waited
-// for); 0, or the number of thread blocks that run at the same time, begin in any order and add to dq in a fixed order.
-// Prints the errors, and under a fixed order a hash of the results; exit code 0 means no error is too large.
+// Runs the backward kernel of sm90, or those of wide heads, on the host and compares it with double precision: masks, lengths
+// that end within tiles, shared key heads, rare options, block masks, and NaN between rows and outside the sequences. Arguments:
+// 0 or the seed of a disorder (warps are delayed, copies and additions complete late and in any order, products are computed when
+// they are waited for); 0, or the number of thread blocks that run at the same time, begin in any order and add to dq in a fixed
+// order. Prints the errors, and under a fixed order a hash of the results; exit code 0 means no error is too large.
 #include "emulation.h"
 
 #include <cstdio>
