@@ -87,11 +87,12 @@ def test_float64_has_headers_of_its_own(cmake, tmp_path):
     assert '#include "cuda/sm80/backward_tangent_f64.cuh"' in text
 
 
-def test_wide_forward_of_sm90_has_a_header_of_its_own(cmake, tmp_path):
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_wide_heads_have_a_header_of_their_own_on_sm90(cmake, tmp_path, operation):
     units, _ = cmake()
-    assert units["forward_sm90_bf16_f16_d512"][1] == "sm90_wide"
-    for folder, code in (("sm90", "forward_wide"), ("sm80", "forward")):
-        text = (tmp_path / "with spaces" / "generated" / f"forward_{folder}_bf16_f16_d512.cu").read_text()
+    assert units[f"{operation}_sm90_bf16_f16_d512"][1] == "sm90_wide"
+    for folder, code in (("sm90", f"{operation}_wide"), ("sm80", operation)):
+        text = (tmp_path / "with spaces" / "generated" / f"{operation}_{folder}_bf16_f16_d512.cu").read_text()
         assert f'#include "cuda/{folder}/{code}.cuh"' in text
         assert f"return launch_{code}<" in text
 

@@ -279,6 +279,12 @@ BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
     "bf16-256-sums": ("bf16_", 256, "64, 64", 2, 32),
     "f16-192-sums": ("f16_", 192, "64, 64", 3, 128),
 }
+# The same with more than 256 channels.
+WIDE_BACKWARD_KERNELS_SM90 = {
+    "bf16-512": ("bf16_", 512, "64, 64", 1),
+    "f16-512": ("f16_", 512, "64, 64", 1),
+    "bf16-512-sums": ("bf16_", 512, "64, 64", 1, 32),
+}
 # Forward with statistics of rows: type, head_dim, tile, keys per sum. One warp and two for the same rows, long sums.
 STATISTICS_KERNELS = {
     "bf16-64": ("bf16_", 64, "128, 64", KEYS_PER_SUM),
@@ -488,6 +494,12 @@ def backward_sm90(dtype: str, head_dim: int, tile: str, stages: int, keys_per_su
     return Program("backward_sm90.cpp", headers, tuple(defines.items()))
 
 
+def wide_backward_sm90(*sizes: Any) -> Program:
+    program = backward_sm90(*sizes)
+    headers = ("attention/backward_steps.cuh", "sm90/backward_wide.cuh")
+    return program._replace(headers=headers, defines=(*program.defines, ("WIDE_HEADS", 1)))
+
+
 def for_racecheck(program: Program) -> Program:
     return program._replace(defines=(*program.defines, ("LIBFLASH_RACECHECK", 1)))
 
@@ -625,6 +637,11 @@ BACKWARD_SM90_RUNS = [
     ),
     *runs({"bf16-64-racecheck": for_racecheck(backward_sm90(*BACKWARD_KERNELS_SM90["bf16-64"]))}, lambda _: ((1, 0),)),
 ]
+WIDE_BACKWARD_SM90_RUNS = runs(
+    {name: wide_backward_sm90(*sizes) for name, sizes in WIDE_BACKWARD_KERNELS_SM90.items()}
+    | {"bf16-512-racecheck": for_racecheck(wide_backward_sm90(*WIDE_BACKWARD_KERNELS_SM90["bf16-512"]))},
+    lambda name: tuple((x, 0) for x in DISORDERS[name != "bf16-512" :]),
+)
 FIXED_ORDER_RUNS = runs(
     {name: backward_sm90(*(BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS)[name]) for name in FIXED_ORDER},
     FIXED_ORDER.__getitem__,
@@ -841,6 +858,11 @@ def test_invariant_rows_of_decode_and_prefill(output: Callable[[Run], str], run:
 def test_backward_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
     wide = dict(run.program.defines)["HEAD_DIM"] > 128  # without rare options
     assert output(run).count("ok ") == (19 if wide else 23)
+
+
+@pytest.mark.parametrize("run", WIDE_BACKWARD_SM90_RUNS)
+def test_wide_backward_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 19  # those without other rare options than a softcap
 
 
 @pytest.mark.parametrize("run", FIXED_ORDER_RUNS)

@@ -58,9 +58,14 @@ def backward_cases() -> list[Case]:
     cases = []
     for device in GPUS:
         for name, dtype in NAMES.items():
-            large = device == "H200"  # there is code of the large kernel for sm_90 alone
-            expected = kernel(f"backward_sm80_{name}_d512" + "_small" * (not large), "general", "64x64" if large else "32x32")
+            expected = kernel(f"backward_sm80_{name}_d512_small", "general", "32x32")
+            if device == "H200":  # there is code of the large kernel of sm80 for sm_90 alone
+                expected = kernel(f"backward_sm90_{name}_d512", "wide heads", "64x64", schedule="static")
             cases.append(attention(device, 512, expected, "backward", dtype=dtype))
+    expected = kernel("backward_sm90_bf16_d512", "wide heads", "64x64", schedule="static")
+    some_options: list[dict[str, Any]] = [{"softcap": 3.0}, {"flags": abi.CAUSAL | abi.DETERMINISTIC}, {"head_dim_v": 64}]
+    cases += [attention("H200", 264, expected, "backward", **some) for some in some_options]
+    cases += [attention("H200", 64, expected, "backward", head_dim_v=320)]
     expected = kernel("backward_sm80_bf16_d512", "general", "64x64")
     cases += [
         attention("H200", 264, expected, "backward", **some)
@@ -151,9 +156,9 @@ def test_values_apart_from_the_keys(lib: c.CDLL) -> None:
 def test_launches_of_backward(lib: c.CDLL) -> None:
     """In the described library, step s of instance n has 1000 + 100 s + n threads."""
     assert launches(lib, attention("H200", 512, {}, "backward")) == [
-        "softmax statistics: 256 thread blocks of 1001",
-        "dk and dv: 512 thread blocks of 1101",
-        "dq: 512 thread blocks of 1301",
+        "softmax statistics: 256 thread blocks of 1000",
+        "dk and dv: 512 thread blocks of 1100",
+        "dq: 512 thread blocks of 1300",
     ]
 
 
@@ -174,6 +179,7 @@ def test_long_sums_on_sm90(lib: c.CDLL, dtype: str, most: int) -> None:
         assert (plan["kernel"][0].partition(",")[0], plan["workspace"]) == (f"forward_sm90_{dtype}_d512", [workspace])
 
 
+@pytest.mark.parametrize("operation", ["forward", "backward"])
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -186,15 +192,29 @@ def test_long_sums_on_sm90(lib: c.CDLL, dtype: str, most: int) -> None:
         ({"head_dim_v": 301}, "v: its address and its strides must be multiples of 16 bytes for it, and not negative"),
     ],
 )
-def test_what_forward_on_sm90_lacks(lib: c.CDLL, options: dict[str, Any], reason: str) -> None:
+def test_what_sm90_lacks(lib: c.CDLL, options: dict[str, Any], reason: str, operation: str) -> None:
     """The sm80 kernel takes the call, and explain says why."""
     lib.describe(*DEVICES["H200"])
     given = {"head_dim": 320, **options}
-    case = attention("H200", given.pop("head_dim"), {}, **given)
-    text = explain(lib, "forward", case.arrays, **case.options)
-    assert "forward_sm80_bf16_d512, backend sm80" in text
+    case = attention("H200", given.pop("head_dim"), {}, operation, **given)
+    text = explain(lib, operation, case.arrays, **case.options)
+    assert f"{operation}_sm80_bf16_d512, backend sm80" in text
     named = text.partition(f"{reason}\n")[2].partition("\nnot ")[0]  # the kernels with this reason
-    assert "forward_sm90_bf16_d512" in named
+    assert f"{operation}_sm90_bf16_d512" in named
+
+
+@pytest.mark.parametrize(("name", "most"), [("f16", 32768), ("bf16", 131072)])
+def test_long_sums_of_backward_on_sm90(lib: c.CDLL, name: str, most: int) -> None:
+    """Of query rows: several launches. Of keys: the sm80 kernel."""
+    lib.describe(*DEVICES["H200"])
+    q, k = (tensor(1, rows, heads, 512, dtype=NAMES[name]) for rows, heads in ((most, 4), (most, 2)))
+    text = explain(lib, "backward", (q, k, k))
+    assert f"backward_sm90_{name}_d512, backend sm90" in text
+    assert " in a launch, each 2 times" in text
+    q, k = tensor(1, 100, 4, 512, dtype=NAMES[name]), tensor(1, most + 1, 4, 512, dtype=NAMES[name])
+    text = explain(lib, "backward", (q, k, k))
+    assert f"backward_sm80_{name}_d512, backend sm80" in text
+    assert f"k: the kernel adds up at most {most} keys without loss of precision ({most + 1})" in text
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def lacks_rare_options(kernel: dict, case: Case, dims: set[int]) -> bool:
 
 
 def lacks_for_wide_heads(case: Case) -> bool:
-    """Whether forward for sm90 with more than 256 channels lacks an option of the case."""
+    """Whether forward and backward for sm90 with more than 256 channels lack an option of the case."""
     given = any(x is not None for x in (case.bias, case.mask, case.alibi, case.block_mask))
     return given or bool(case.dropout_p)
 
@@ -145,8 +145,10 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
         return not (has_rare_options(case) or case.block_mask is not None or scaled_down)
     if kernel["name"].endswith("_statistics"):
         return not has_rare_options(case) and (case.softmax_scale is None or case.softmax_scale > 0)
+    if kernel["head_dim"] > 256:
+        return not lacks_for_wide_heads(case)
     if kernel["operation"] != "backward":
-        return kernel["head_dim"] <= 256 or not lacks_for_wide_heads(case)
+        return True
     if deterministic and case.block_mask is not None and lacks_ordered_blocks(kernel, case, dims):
         return False
     return not lacks_rare_options(kernel, case, dims)

@@ -1,7 +1,7 @@
 // FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608). Its kernels compute the softmax statistics, then dK,
 // dV and the dQ accumulator, then dQ from the accumulator, then the gradients of sink and bias. In the second one a persistent
 // thread block processes key tiles one after another. Its warpgroups: the first loads tiles (backward_producer.cuh), the second
-// computes the dQ accumulator (backward_dq.cuh). The other two have 64 keys each (backward_dk_dv.cuh, backward_wide.cuh,
+// computes the dQ accumulator (backward_dq.cuh). The other two have 64 keys each (backward_dk_dv.cuh, backward_halves.cuh,
 // backward_general.cuh), or divide the products of 64 keys (backward_divided.cuh).
 #pragma once
 

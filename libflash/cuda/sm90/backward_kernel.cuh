@@ -6,8 +6,8 @@
 #include "cuda/sm90/backward_dk_dv.cuh"
 #include "cuda/sm90/backward_dq.cuh"
 #include "cuda/sm90/backward_general.cuh"
+#include "cuda/sm90/backward_halves.cuh"
 #include "cuda/sm90/backward_producer.cuh"
-#include "cuda/sm90/backward_wide.cuh"
 
 #include <type_traits>
 
@@ -16,7 +16,7 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 using BackwardPlainConsumerOf =
     std::conditional_t<Traits::kDividesProducts, BackwardDividedConsumer<Traits>,
-                       std::conditional_t<(Traits::kHeadDim > 64), BackwardWideConsumer<Traits>, BackwardConsumer<Traits>>>;
+                       std::conditional_t<(Traits::kHeadDim > 64), BackwardHalvesConsumer<Traits>, BackwardConsumer<Traits>>>;
 template <class Traits>
 using BackwardConsumerOf =
     std::conditional_t<Traits::kRareOptions, BackwardGeneralConsumer<Traits>, BackwardPlainConsumerOf<Traits>>;

@@ -21,6 +21,7 @@ void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem&
 }  // namespace
 
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
+    if (kernel.config.head_dim > 256) return plan_wide_backward(kernel, problem, device);
     const BackwardInstance kind =
         backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
     BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)}, device);

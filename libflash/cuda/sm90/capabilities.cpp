@@ -113,9 +113,9 @@ bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
     if (config.operation == Operation::forward && !agrees_on_statistics(config, problem, why)) return false;
     if (!has_no_shard_options(problem, why)) return false;
-    if (config.head_dim > 256) return supports_wide_forward(problem, why);
-    return config.operation == Operation::backward ? supports_backward(config, problem, why)
-                                                   : supports_forward(config, problem, why);
+    if (config.operation == Operation::backward)
+        return config.head_dim > 256 ? supports_wide_backward(config, problem, why) : supports_backward(config, problem, why);
+    return config.head_dim > 256 ? supports_wide_forward(problem, why) : supports_forward(config, problem, why);
 }
 
 }  // namespace libflash::cuda::sm90

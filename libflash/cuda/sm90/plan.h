@@ -10,6 +10,7 @@ namespace libflash::cuda::sm90 {
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 ForwardPlan plan_wide_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
+BackwardPlan plan_wide_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 
 DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device,
                        const DecodePrefill& prefill);
@@ -29,8 +30,9 @@ bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, s
 bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why);
 
-// The same of forward with more than 256 channels, which has kernels of its own.
+// The same of forward and backward with more than 256 channels, which have kernels of their own.
 bool supports_wide_forward(const AttentionProblem& problem, std::string* why);
+bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 
 // Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
 // bytes.

@@ -1,4 +1,5 @@
-// The options that forward for more than 256 channels lacks; then the sm80 kernel for wide heads takes the call.
+// The options that forward and backward for more than 256 channels lack; then the sm80 kernels for wide heads take the call.
+#include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/shard_options.h"
 #include "cuda/sm90/plan.h"
@@ -7,8 +8,8 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// The first requested option that the kernel lacks, or nullptr.
-const char* option_wide_forward_lacks(const AttentionProblem& p) {
+// The first requested option that the kernels lack, or nullptr.
+const char* option_wide_heads_lack(const AttentionProblem& p) {
     if (p.dropout.active()) return "dropout_p";
     if (p.alibi_slopes.present) return "alibi_slopes";
     if (p.bias.present) return "bias";
@@ -16,14 +17,34 @@ const char* option_wide_forward_lacks(const AttentionProblem& p) {
     return p.block_mask.present ? "block_mask" : nullptr;
 }
 
+// What forward and backward have in common.
+bool supports_wide_heads(const AttentionProblem& problem, std::string* why) {
+    if (const char* option = option_wide_heads_lack(problem)) return reject(why, option, ": the kernel does not support it");
+    if (!tma_reads_all(problem, why)) return false;
+    return loads_in_vectors(problem) || reject(why, "head_dim, head_dim_v: must be multiples of 8 for it");
+}
+
+bool writes_vectors(const char* name, const AttentionProblem& problem, const TensorView& tensor, int64_t channels,
+                    std::string* why) {
+    if (rows_fit_vectors(rows_params(tensor), channels, element_bytes(problem.dtype))) return true;
+    return reject(why, name, ": its address, its strides and its rows must be multiples of 16 bytes for it");
+}
+
 }  // namespace
 
 bool supports_wide_forward(const AttentionProblem& problem, std::string* why) {
-    if (const char* option = option_wide_forward_lacks(problem)) return reject(why, option, ": the kernel does not support it");
-    if (!tma_reads_all(problem, why)) return false;
-    if (!loads_in_vectors(problem)) return reject(why, "head_dim, head_dim_v: must be multiples of 8 for it");
-    if (rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype))) return true;
-    return reject(why, "out: its address, its strides and its rows must be multiples of 16 bytes for it");
+    return supports_wide_heads(problem, why) && writes_vectors("out", problem, problem.out, problem.head_dim_v, why);
+}
+
+bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
+    if (!supports_wide_heads(problem, why) || !writes_vectors("dq", problem, problem.dq, problem.head_dim, why) ||
+        !writes_vectors("dk", problem, problem.dk, problem.head_dim, why) ||
+        !writes_vectors("dv", problem, problem.dv, problem.head_dim_v, why))
+        return false;
+    // dk and dv have several launches where sums are longer.
+    const int64_t keys = longest_sum(problem, config.tile_q), most = most_keys_of_accumulators(config);
+    if (keys <= most) return true;
+    return reject(why, "k: the kernel adds up at most ", most, " keys without loss of precision (", keys, ")");
 }
 
 }  // namespace libflash::cuda::sm90

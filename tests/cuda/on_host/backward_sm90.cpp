@@ -1,8 +1,8 @@
-// Runs the backward kernel of sm90 on the host and compares it with double precision: masks, lengths that end within tiles,
-// shared key heads, rare options, block masks, and NaN between rows and outside the sequences. Arguments: 0 or the seed of a
-// disorder (warps are delayed, copies and additions complete late and in any order, products are computed when they are waited
-// for); 0, or the number of thread blocks that run at the same time, begin in any order and add to dq in a fixed order.
-// Prints the errors, and under a fixed order a hash of the results; exit code 0 means no error is too large.
+// Runs the backward kernel of sm90, or those of wide heads, on the host and compares it with double precision: masks, lengths
+// that end within tiles, shared key heads, rare options, block masks, and NaN between rows and outside the sequences. Arguments:
+// 0 or the seed of a disorder (warps are delayed, copies and additions complete late and in any order, products are computed when
+// they are waited for); 0, or the number of thread blocks that run at the same time, begin in any order and add to dq in a fixed
+// order. Prints the errors, and under a fixed order a hash of the results; exit code 0 means no error is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -11,7 +11,12 @@
 
 #include "cuda/host/long_sums.h"
 #include "cuda/host/tile_schedule.h"
+#ifdef WIDE_HEADS
+#include "cuda/sm90/backward_instance.h"
+#include "cuda/sm90/backward_wide.cuh"
+#else
 #include "cuda/sm90/backward.cuh"
+#endif
 #include "numbers.h"
 
 using namespace libflash;
@@ -21,7 +26,16 @@ struct Kernel {
     static constexpr KernelConfig config{
         "backward", Operation::backward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, STAGES, ""};
 };
-using T = sm90::BackwardTraits<Kernel, BackwardInstance::plain>::T;
+using T = ElementOf<Kernel::config.dtype>;
+#ifdef WIDE_HEADS
+constexpr bool kWideHeads = true;
+const auto launch_kernels = launch_backward_wide<Kernel>;
+const auto resources_of_kernels = resources_of_backward_wide<Kernel>;
+#else
+constexpr bool kWideHeads = false;
+const auto launch_kernels = launch_backward<Kernel>;
+const auto resources_of_kernels = resources_of_backward<Kernel>;
+#endif
 constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
 constexpr double kRounding = kWide ? 0x1p-8 : 0x1p-11;
 
@@ -38,6 +52,7 @@ struct Case {
     Lengths lengths = Lengths::dense;  // other than dense: lengths differ, and rows outside a sequence are NaN
     bool rare = false;                 // softcap, ALiBi, bias, mask and dropout
     Blocks blocks = Blocks::all;
+    bool softcap = false;  // alone; only with wide heads
 
     bool is_packed() const { return lengths == Lengths::packed; }
     bool wants_dbias() const { return rare && !is_packed(); }
@@ -171,7 +186,7 @@ struct Problem {
         if (c.blocks != Blocks::all && !blocks.keeps(h, i, j)) return false;
         return !c.rare || mask[score_at(h, i, j)];
     }
-    double capped(double score) const { return c.rare ? cap * std::tanh(score / cap) : score; }
+    double capped(double score) const { return c.rare || c.softcap ? cap * std::tanh(score / cap) : score; }
     // What is added to a score after the softcap.
     double added(int b, int h, int i, int j) const {
         if (!c.rare) return 0;
@@ -192,7 +207,7 @@ struct Problem {
         for (int j = 0; j < length_k; ++j) {
             if (!sees(b, h, i, j)) continue;
             s[j] = capped(scale * dot(q.row(b, i, h), k.row(b, j, kv_head), c.head_dim));
-            if (c.rare) slope[j] = 1 - s[j] * s[j] / cap / cap;
+            if (c.rare || c.softcap) slope[j] = 1 - s[j] * s[j] / cap / cap;
             s[j] += added(b, h, i, j);
             largest = std::max(largest, s[j]);
         }
@@ -241,6 +256,7 @@ struct Problem {
         params.mask = {c.left, c.right, c.top_left};
         params.block_cols = blocks.params(c.blocks);
         params.rare.dropout.keep_factor = 1;
+        if (c.softcap) params.rare.softcap = static_cast<float>(cap);
         if (c.rare) {
             const int64_t per_head = int64_t{c.queries} * c.keys;
             params.rare = {static_cast<float>(cap), {slopes.data(), 0, 1, true}};
@@ -252,9 +268,11 @@ struct Problem {
         params.vector_loads = params.vector_out = true;
         params.units = c.is_packed() ? queries.rows / kUnitRows + c.batch : (c.queries + kUnitRows - 1) / kUnitRows;
         statistics.assign(size_t(c.is_packed() ? 1 : c.batch) * c.heads_q * params.units * kUnitRows, {NAN, NAN});
-        sums.assign(statistics.size() * HEAD_DIM, NAN);
         params.softmax_statistics = statistics.data();
-        params.dq_accumulator = sums.data();
+        if (!kWideHeads) {
+            sums.assign(statistics.size() * HEAD_DIM, NAN);
+            params.dq_accumulator = sums.data();
+        }
         counters.assign(statistics.size() / Kernel::config.tile_q, -1);
         if (fixed_order) params.dq_counters = counters.data();
         parts = backward_parts(Kernel::config, queries.sequences(c).max_length, c.queries, params.group_size);
@@ -267,29 +285,34 @@ struct Problem {
         // Reversed: what a thread block wrongly writes to the next sequence is not overwritten later.
         params.key_schedule = schedule_params(keys.sequences(c), c.batch, c.heads_k, Kernel::config.tile_k, 1e7, c.is_packed());
         params.query_schedule = schedule_params(queries.sequences(c), c.batch, c.heads_q, kUnitRows, 1e9, false);
+        params.query_tile_schedule =
+            schedule_params(queries.sequences(c), c.batch, c.heads_q, Kernel::config.tile_q, 1e7, c.right < kUnboundedWindow);
         if (fixed_order) params.key_schedule.reversed = true;
-        if (blocks_of(params.query_schedule) > 0) params.next_work_tile = &next_work_tile;
+        if (!kWideHeads && blocks_of(params.query_schedule) > 0) params.next_work_tile = &next_work_tile;
     }
 
     BackwardPlan plan() const {
         BackwardPlan plan;
         plan.instance.number = static_cast<int>(backward_instance(c.rare, c.lengths != Lengths::dense, c.blocks != Blocks::all));
         const auto launch = [&](BackwardStep step, const ScheduleParams& schedule) {
-            return launch_shape(blocks_of(schedule), resources_of_backward<Kernel>(int(step), plan.instance.number));
+            return launch_shape(blocks_of(schedule), resources_of_kernels(int(step), plan.instance.number));
         };
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
         plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
         plan.key_tiles = plan.dk_dv.blocks;
-        plan.dk_dv.blocks = std::min(plan.key_tiles, kThreadBlocks);
+        if (!kWideHeads) plan.dk_dv.blocks = std::min(plan.key_tiles, kThreadBlocks);
         plan.dynamic = params.next_work_tile != nullptr;
         plan.fixed_order = plan.dynamic && params.dq_counters;
         if (plan.fixed_order) plan.dq_counters = launch(BackwardStep::dq_counters, params.query_schedule);
         plan.parts = parts;
-        plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
+        if (kWideHeads)
+            plan.dq = launch(BackwardStep::dq, params.query_tile_schedule);
+        else
+            plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
         if (c.wants_dbias()) {
             const int tile_q = query_rows_tile_q(HEAD_DIM, true, sizeof(T)), tile_k = query_rows_tile_k(HEAD_DIM, sizeof(T));
             plan.dbias = launch_shape(c.heads_q * ceil_div(c.queries, tile_q) * ceil_div(c.keys, tile_k),
-                                      resources_of_backward<Kernel>(int(BackwardStep::dbias), plan.instance.number));
+                                      resources_of_kernels(int(BackwardStep::dbias), plan.instance.number));
         }
         return plan;
     }
@@ -347,7 +370,7 @@ void add_to_hash(uint64_t& hash, const std::vector<Value>& values) {
 
 bool check(const Case& c, bool fixed_order) {
     Problem p(c, fixed_order);
-    launch_backward<Kernel>(p.plan(), p.params, nullptr);
+    launch_kernels(p.plan(), p.params, nullptr);
     const bool good = (p.gradient_sums.empty() || p.gradient_sums.back() == 7) & near("dq", c, p.dq) & near("dk", c, p.dk) &
                       near("dv", c, p.dv) & near_dbias(p) & counted_down(p);
     uint64_t hash = 0xcbf29ce484222325;
@@ -389,12 +412,16 @@ int main(int, char** argv) {
         {2, 2, 1, 600, 500, kDim, kDim, kAll, kAll, 1, false, true, Lengths::used, false, Blocks::lists},
         {3, 2, 1, 450, 500, kDim, kDim, 300, 0, 1, false, false, Lengths::packed, true, Blocks::lists},
         {1, 2, 1, 300, 300, kDim, kDim, kAll, 0, 1, false, false, Lengths::dense, false, Blocks::none},
+        {1, 2, 1, 150, 200, kDim, kDim, kAll, 0, 5, false, true, Lengths::dense, false, Blocks::all, true},
+        {3, 2, 1, 150, 200, 72, kDim, kAll, 0, 1, true, false, Lengths::packed, false, Blocks::all, true},
+        {1, 3, 1, 150, 200, kDim, 264, 90, 0, 1, false, false, Lengths::dense, false, Blocks::all, true},
     };
     bool good = true;
     for (Case c : cases) {
         const bool in_order = together > 0;
         if (in_order && c.blocks == Blocks::lists) c.blocks = Blocks::mask;  // lists have no fixed order
         const BackwardInstance kind = backward_instance(c.rare, c.lengths != Lengths::dense, c.blocks != Blocks::all);
+        if (kWideHeads ? c.blocks != Blocks::all : c.softcap) continue;
         if ((c.rare && !has_general_backward(Kernel::config)) || (in_order && !has_fixed_order(Kernel::config, kind))) continue;
         good &= check(c, in_order);
     }
