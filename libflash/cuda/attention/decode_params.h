@@ -71,6 +71,7 @@ struct SharedPrefixParams {
     int32_t count;  // of groups; 0: the kernels do not use them
     float* sums;    // [batch][heads_k][row][split][class of keys][kHeadDim + kPrefixStatistics]
     int32_t tiles;  // of the query rows of a key head of all groups, at most
+    int32_t classes;  // of keys
 };
 constexpr int kPrefixStatistics = 8;  // after the sums of the channels: the kept maximum, and the row sums of four lanes
 
@@ -125,6 +126,7 @@ constexpr int decode_parts(int head_dim) { return is_wide_decode(head_dim) ? 2 :
 // Query rows of a matrix product. With more rows than this, all warps of a thread block work on the same keys and each on 16
 // rows; with 16 rows or fewer, all warps work on the same rows and each on 16 keys.
 constexpr int kDecodeSlab = 16;
+constexpr int kPrefixSlabs = 4, kPrefixRows = kPrefixSlabs * kDecodeSlab;  // of a thread block of the kernels for shared keys
 constexpr int64_t tiles_of_a_row(int64_t group_size) { return (group_size + kDecodeSlab - 1) / kDecodeSlab; }
 constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
 

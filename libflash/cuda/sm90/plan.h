@@ -26,6 +26,7 @@ inline bool has_lengths_on_device(const AttentionProblem& problem) {
 // See Architecture::supports.
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
+bool supports_prefix(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why);
 
