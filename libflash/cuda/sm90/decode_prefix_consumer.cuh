@@ -143,10 +143,7 @@ private:
 #pragma unroll
         for (int i = 0; i < kScores; ++i) c.s[i] += c.odd[i];
         release(k, c.lane);
-        scale_and_cap_log2(context.params, [&](const auto& rule) {
-#pragma unroll
-            for (int i = 0; i < kScores; ++i) rule(c.s[i], 0, 0);
-        });
+        scale_and_cap(c.s);
         if (work_tile().key_of(tile, kBlockN, 0) < work_tile().plain ||
             work_tile().key_of(tile, kBlockN, kBlockN - 1) >= work_tile().plain_end)
             mask(c, tile);
@@ -154,6 +151,31 @@ private:
 #pragma unroll
             for (int i = 0; i < kScores; ++i)
                 if (absent >> i / Softmax::kOfUnit & 1) c.s[i] = -INFINITY;
+        }
+    }
+    __device__ __forceinline__ void scale_and_cap(typename Softmax::Scores& s) const {
+        const auto take = [&](int count) {
+            scale_and_cap_log2(context.params, [&](const auto& rule) {
+#pragma unroll
+                for (int i = 0; i < count; ++i) rule(s[i], 0, 0);
+            });
+        };
+        if (!(context.params.softcap > 0.0f)) return take(kScores);
+        // One unit after the other, because the code is long.
+#pragma unroll 1
+        for (int unit = 0; unit < kUnits; ++unit) {
+            take(Softmax::kOfUnit);
+            rotate(s);
+        }
+    }
+    // The next unit becomes the first one.
+    __device__ __forceinline__ static void rotate(typename Softmax::Scores& s) {
+#pragma unroll
+        for (int i = 0; i < Softmax::kOfUnit; ++i) {
+            const float first = s[i];
+#pragma unroll
+            for (int at = i; at + Softmax::kOfUnit < kScores; at += Softmax::kOfUnit) s[at] = s[at + Softmax::kOfUnit];
+            s[kScores - Softmax::kOfUnit + i] = first;
         }
     }
     __device__ __forceinline__ void mask(State& c, int tile) const {
@@ -187,8 +209,7 @@ private:
             Wgmma<T, Traits::kHeadDim>::template multiply<true>(c.o, c.p[0], VTile::mn_major_operand(values, unit), true);
             wgmma_commit();
             finish_values(c);
-#pragma unroll
-            for (int i = 0; i + Softmax::kOfUnit < kScores; ++i) c.s[i] = c.s[i + Softmax::kOfUnit];
+            rotate(c.s);
         }
     }
 
