@@ -27,13 +27,12 @@ cuda::DecodePrefill prefill_of(const DecodeProblem& problem) {
     return {entry->info.name, entry->cuda->prefill, plan};
 }
 
-// Gives the keys that sequences share to a kernel of their own, if there is one: with the same thread blocks and the same bits.
+// Gives the keys that sequences share to a kernel of their own, if there is one: with the same bits.
 void take_prefix_kernel(cuda::DecodePlan& plan, const DecodeProblem& problem, const cuda::Kernel& kernel) {
     if (plan.prefix.blocks == 0) return;
     const KernelEntry* entry = find_kernel(prefix_query(problem));
     if (!entry || entry->cuda->config.head_dim != kernel.config.head_dim) return;
-    plan.prefix_kernel = {entry->info.name, entry->cuda->decode_prefix};
-    plan.prefix = cuda::launch_shape(plan.prefix.blocks, entry->cuda->resources(0, 0));
+    entry->cuda->architecture->plan_prefix(plan, *entry->cuda, problem);
 }
 
 // Calls the backend's planner and copies the workspace size.

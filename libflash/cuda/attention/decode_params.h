@@ -126,7 +126,6 @@ constexpr int decode_parts(int head_dim) { return is_wide_decode(head_dim) ? 2 :
 // Query rows of a matrix product. With more rows than this, all warps of a thread block work on the same keys and each on 16
 // rows; with 16 rows or fewer, all warps work on the same rows and each on 16 keys.
 constexpr int kDecodeSlab = 16;
-constexpr int kPrefixSlabs = 4, kPrefixRows = kPrefixSlabs * kDecodeSlab;  // of a thread block of the kernels for shared keys
 constexpr int64_t tiles_of_a_row(int64_t group_size) { return (group_size + kDecodeSlab - 1) / kDecodeSlab; }
 constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
 

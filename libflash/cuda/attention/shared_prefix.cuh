@@ -71,8 +71,8 @@ __device__ __forceinline__ PrefixTile find_prefix_tile(const SharedPrefixParams&
 }
 
 // Each slab of kDecodeSlab rows of a tile has those of whole sequences, as many as fit.
-__device__ __forceinline__ int sequences_of_prefix_tile(const DecodeParams& p) {
-    return kPrefixSlabs * (kDecodeSlab / (p.seqlen_q * p.group_size));
+__device__ __forceinline__ int sequences_of_prefix_tile(const DecodeParams& p, int tile_rows) {
+    return tile_rows / kDecodeSlab * (kDecodeSlab / (p.seqlen_q * p.group_size));
 }
 
 // A row of a tile: its sequence, negative if there is none; its number there, with all heads of the key head; and which of the

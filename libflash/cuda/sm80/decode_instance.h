@@ -103,6 +103,6 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
 
 // Whether there are the instances for shared keys: for 16-bit types, with all sums of a warp in registers.
 constexpr bool has_prefix_kernels(int head_dim, int element_bytes) { return head_dim <= 128 && element_bytes == 2; }
-constexpr int kPrefixWarps = kPrefixSlabs;  // of a thread block of the kernel for shared keys
+constexpr int kPrefixWarps = 4, kPrefixRows = kPrefixWarps * kDecodeSlab;  // of a thread block of the kernel for shared keys
 
 }  // namespace libflash::cuda

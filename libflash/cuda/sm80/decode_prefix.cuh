@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(PrefixOf<Kernel, kClasses>::kThreads)
     const int of_class = static_cast<int>(blockIdx.x % kClasses), index = static_cast<int>(blockIdx.x / kClasses);
     const int head_of_all = divide(index, params.by_heads), head = index - head_of_all * params.heads_k;
     const int split = head_of_all / params.shared.tiles, number = head_of_all - split * params.shared.tiles;
-    const PrefixTile tile = find_prefix_tile(params.shared, params.batch, number, sequences_of_prefix_tile(params));
+    const PrefixTile tile = find_prefix_tile(params.shared, params.batch, number, sequences_of_prefix_tile(params, kPrefixRows));
     if (tile.begin >= 0) Body(params, shared, head, split, of_class).run(tile);
 }
 

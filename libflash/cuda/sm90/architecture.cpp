@@ -30,6 +30,7 @@ const Architecture architecture_sm90 = {
     sm90::plan_backward,
     sm90::plan_decode,
     sm90::plan_prefill,
+    sm90::plan_prefix,
     sm90::plan_forward_tangent,
     sm90::plan_backward_tangent,
     nullptr,

@@ -1,8 +1,8 @@
 // Decode for sm_90a: the keys that sequences of a group share, before the attention kernel of sm80 goes on from the sums. It has
 // the place of sm80/decode_prefix.cuh, with the same rows, keys and bits, and multiplies by wgmma.
 //
-// A thread block has 64 rows of whole sequences and one class of the keys of a split: a consumer warpgroup
-// (decode_prefix_consumer.cuh) and a producer warp (decode_prefix_producer.cuh).
+// A thread block has 128 rows of whole sequences and one class of the keys of a split: a consumer warpgroup for each 64 rows
+// (decode_prefix_consumer.cuh) and a producer (decode_prefix_producer.cuh).
 #pragma once
 
 #include "cuda/attention/launch_dependent.cuh"
@@ -31,12 +31,7 @@ struct DecodePrefixBlock {
         wait_for_previous_kernel();
         allow_next_kernel();
         if (!find_work_tile()) return;
-        const int warp = uniform_warp();
-        if (warp == Traits::kConsumers / 32) {
-            DecodePrefixProducer<Traits>{context}.run();
-        } else {
-            DecodePrefixConsumer<Traits>{context}.run(warp);
-        }
+        run_roles<Traits>(DecodePrefixProducer<Traits>{context}, DecodePrefixConsumer<Traits>{context});
     }
 
 private:
@@ -47,7 +42,7 @@ private:
         const int classes = params.shared.classes, index = static_cast<int>(blockIdx.x), head_of_all = index / classes;
         const int split_tile = divide(head_of_all, params.by_heads), head = head_of_all - split_tile * params.heads_k;
         const int split = split_tile / params.shared.tiles, number = split_tile - split * params.shared.tiles;
-        const PrefixTile tile = find_prefix_tile(params.shared, params.batch, number, sequences_of_prefix_tile(params));
+        const PrefixTile tile = find_prefix_tile(params.shared, params.batch, number, sequences_of_prefix_tile(params, Traits::kBlockM));
         if (tile.begin < 0) return false;
         if (threadIdx.x < Traits::kBlockM)
             context.storage.rows[threadIdx.x] =

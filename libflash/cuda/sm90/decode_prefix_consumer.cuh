@@ -1,5 +1,5 @@
-// The consumer warpgroup of the sm_90a kernel for keys that sequences share: 64 rows, with P and O in registers. While it turns the
-// scores of a tile into P, the tensor cores multiply P of the tile before by V.
+// The consumer warpgroups of the sm_90a kernel for keys that sequences share: each has 64 rows, with P and O in registers. While it
+// turns the scores of a tile into P, the tensor cores multiply P of the tile before by V, or work for the other warpgroup.
 //
 // Sums have the order of sm80/decode_prefix.cuh. Scores are sums over the even and over the odd steps of channels. Of the four
 // units of a tile each may raise kept maxima: then O is rescaled between their products (attend_units()). That is rare, so the
@@ -12,6 +12,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/decode_prefix_softmax.cuh"
 #include "cuda/sm90/decode_prefix_storage.cuh"
+#include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -27,12 +28,12 @@ struct DecodePrefixConsumer {
     using Pipeline = PipelineState<Traits::kStages>;
     static constexpr int kBlockN = Traits::kBlockN, kSteps = Traits::kHeadDim / 16, kUnits = Traits::kUnits;
     static constexpr int kScores = Softmax::kScores, kSums = Traits::kHeadDim / 2;
-    static constexpr int kBarrier = 1, kVote = 2;  // named barriers
+    static constexpr int kAllConsumers = 1, kVotes = 2;  // named barriers; kVotes: of the first warpgroup
 
     const DecodePrefixContext<Traits>& context;
 
     struct State {
-        int lane, row;  // row: the first one of the thread
+        int group, lane, row;  // row: the first one of the thread
         typename Softmax::Scores s;
         float odd[kScores];  // the sums over odd steps
         uint32_t p[kUnits][4];
@@ -41,10 +42,12 @@ struct DecodePrefixConsumer {
         Softmax softmax;
     };
 
-    __device__ __forceinline__ void run(int warp) const {
+    __device__ __forceinline__ void run() const {
+        const int warp = uniform_warp() - 4;  // of all consumers
         State c;
-        c.lane = static_cast<int>(threadIdx.x & 31), c.row = 16 * warp + c.lane / 4;
+        c.group = warp / 4, c.lane = static_cast<int>(threadIdx.x & 31), c.row = 16 * warp + c.lane / 4;
         load_queries();
+        if (context.storage.rows[c.group * Traits::kGroupRows].batch < 0) return skip_tiles(c.lane);
         const bool exists[2] = {context.storage.rows[c.row].batch >= 0, context.storage.rows[c.row + 8].batch >= 0};
         c.softmax.begin(context.params, c.lane / 4, exists);
 #pragma unroll
@@ -60,7 +63,7 @@ struct DecodePrefixConsumer {
             if (tile > 0) v.wait_full();
             begin_values(c, v);
             take_scores(c, k, tile);
-            c.added = uniform(named_barrier_or(kVote, Traits::kConsumers, c.softmax.exceeds(c.s)));
+            c.added = uniform(named_barrier_or(kVotes + c.group, 128, c.softmax.exceeds(c.s)));
             if (!c.added) c.softmax.template exponentiate<kScores>(c.s);
             finish_values(c);
             if (tile > 0) release(v, c.lane);
@@ -80,9 +83,24 @@ struct DecodePrefixConsumer {
 private:
     __device__ __forceinline__ const PrefixWorkTile& work_tile() const { return context.storage.work_tile; }
 
+    __device__ __forceinline__ static int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
+
     __device__ __forceinline__ static void release(Pipeline& state, int lane) {
         if (arrives_for_warp(lane)) state.empty().arrive();
         state.advance();
+    }
+
+    // Of a warpgroup without rows: only releases what the producer loads.
+    __device__ __forceinline__ void skip_tiles(int lane) const {
+        Pipeline k(context.storage.k), v(context.storage.v);
+        const int tiles = work_tile().tiles;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            k.wait_full();
+            release(k, lane);
+            v.wait_full();
+            release(v, lane);
+        }
     }
 
     // Copies the rows of the tile. Rows and channels that do not exist are zeros.
@@ -90,7 +108,7 @@ private:
         const DecodeParams& params = context.params;
         constexpr int kVectors = Traits::kHeadDim / 8;
 #pragma unroll 1
-        for (int i = static_cast<int>(threadIdx.x); i < Traits::kBlockM * kVectors; i += Traits::kConsumers) {
+        for (int i = consumer_thread(); i < Traits::kBlockM * kVectors; i += Traits::kConsumers) {
             const int row = i / kVectors, vector = i % kVectors;
             const PrefixRow& own = context.storage.rows[row];
             const int query = divide(own.packed, params.by_group),
@@ -99,18 +117,18 @@ private:
                                   head * params.q.head + vector * 8;
             cp_async_16(context.tiles.q + QTile::offset(row, vector), from, own.batch >= 0 && vector * 8 < params.head_dim);
         }
-        for (int at = static_cast<int>(threadIdx.x) * 16; at < Tiles::kNoValuesBytes; at += Traits::kConsumers * 16)
+        for (int at = consumer_thread() * 16; at < Tiles::kNoValuesBytes; at += Traits::kConsumers * 16)
             store_zeros_16(context.tiles.no_values() + at);
         cp_async_commit();
         cp_async_wait<0>();
         fence_shared_for_async();
-        named_barrier_wait(kBarrier, Traits::kConsumers);
+        named_barrier_wait(kAllConsumers, Traits::kConsumers);
     }
 
     // Issues Q K^T.
     __device__ __forceinline__ void begin_scores(State& c, Pipeline& k) const {
         k.wait_full();
-        const uint32_t q = uniform(context.tiles.q), keys = uniform(context.tiles.k(k.stage));
+        const uint32_t q = uniform(context.tiles.q + c.group * Traits::kGroupRows * 128), keys = uniform(context.tiles.k(k.stage));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)

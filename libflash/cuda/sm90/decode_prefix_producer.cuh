@@ -1,8 +1,9 @@
-// The producer warp of the sm_90a kernel for keys that sequences share: loads tiles of K and V from the cache by TMA. A stage of K
+// The producer of the sm_90a kernel for keys that sequences share: loads tiles of K and V from the cache by TMA. A stage of K
 // is free again after the scores, one of V after the products with P.
 #pragma once
 
 #include "cuda/sm90/decode_prefix_storage.cuh"
+#include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -19,7 +20,9 @@ struct DecodePrefixProducer {
 
     const DecodePrefixContext<Traits>& context;
 
+    // One warp of the warpgroup.
     __device__ __forceinline__ void run() const {
+        if (uniform_warp() > 0) return;
         const bool leader = elect_one();
         const PrefixWorkTile& work_tile = context.storage.work_tile;
         const KeyLocations locations(context.params.cache, work_tile.sequence);

@@ -16,6 +16,7 @@
 #include "decode_problem.h"
 #include "numbers.h"
 #ifdef PREFIX_TILE
+#include "cuda/sm90/decode_plan.cpp"
 #include "prefix_instances.h"
 #endif
 
@@ -138,8 +139,11 @@ struct Problem {
 void take_prefix_kernel([[maybe_unused]] cuda::DecodePlan& plan, [[maybe_unused]] const DecodeProblem& problem) {
 #ifdef PREFIX_TILE
     if (plan.prefix.blocks == 0 || problem.cache.page_size % 16 != 0) return;
-    plan.prefix_kernel = {"sm90", launch_decode_prefix<PrefixKernelOfSm90>};
-    plan.prefix = launch_shape(plan.prefix.blocks, resources_of_decode_prefix<PrefixKernelOfSm90>(0, 0));
+    Kernel kernel;
+    kernel.config = PrefixKernelOfSm90::config;
+    kernel.resources = resources_of_decode_prefix<PrefixKernelOfSm90>;
+    kernel.decode_prefix = launch_decode_prefix<PrefixKernelOfSm90>;
+    sm90::plan_prefix(plan, kernel, problem);
 #endif
 }
 

@@ -6,7 +6,7 @@
 #include "cuda/sm90/decode_prefix.cuh"
 
 struct PrefixKernelOfSm90 {
-    static constexpr libflash::cuda::KernelConfig config{"prefix",
+    static constexpr libflash::cuda::KernelConfig config{"sm90",
                                                          libflash::Operation::decode_prefix,
                                                          "sm90",
                                                          libflash::cuda::KernelType::DTYPE,
