@@ -8,8 +8,6 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-constexpr int64_t kUnit = 16;  // of keys: DecodePages::kUnit
-
 // The first requested option that neither kernel has, or nullptr.
 const char* option_decode_lacks(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
@@ -43,6 +41,7 @@ bool loads_keys(const DecodeProblem& problem, std::string* why) {
     if (!rows_fit_vectors(rows_params(problem.q), problem.head_dim, element) ||
         !rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element))
         return reject(why, "q, out: their rows must be multiples of 16 bytes for it");
+    constexpr int64_t kUnit = 16;  // DecodePages::kUnit
     if (!cache.paged() || cache.page_size % kUnit == 0) return true;
     return reject(why, "k_cache: its page size must be a multiple of ", kUnit, " for it (", cache.page_size, ")");
 }
@@ -77,11 +76,7 @@ bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, s
     return loads_keys(problem, why);
 }
 
-// The plan of sm80 has already found that the call is one for shared keys. TMA loads units of keys, also those outside a split.
-bool supports_prefix(const KernelConfig&, const DecodeProblem& problem, std::string* why) {
-    if (problem.request.split_size % kUnit != 0)
-        return reject(why, "split_size: must be a multiple of ", kUnit, " for it (", problem.request.split_size, ")");
-    return loads_keys(problem, why);
-}
+// The plan of sm80 has already found that the call is one for shared keys.
+bool supports_prefix(const KernelConfig&, const DecodeProblem& problem, std::string* why) { return loads_keys(problem, why); }
 
 }  // namespace libflash::cuda::sm90

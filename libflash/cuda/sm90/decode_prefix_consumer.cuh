@@ -90,15 +90,17 @@ private:
         state.advance();
     }
 
-    // Of a warpgroup without rows: only releases what the producer loads.
+    // Of a warpgroup without rows: only releases what the producer loads. No lane falls behind: it would miss a phase.
     __device__ __forceinline__ void skip_tiles(int lane) const {
         Pipeline k(context.storage.k), v(context.storage.v);
         const int tiles = work_tile().tiles;
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
             k.wait_full();
+            __syncwarp();
             release(k, lane);
             v.wait_full();
+            __syncwarp();
             release(v, lane);
         }
     }
