@@ -5,8 +5,8 @@
 
 namespace libflash {
 
-// Parts of a decode call that have kernels of their own on some GPUs. prefill: the long chunks; decode_prefix: keys that sequences
-// share.
+// Parts of a decode call that have kernels of their own on some GPUs: the long chunks (prefill), and keys that sequences share
+// (decode_prefix).
 enum class Operation : int32_t {
     forward,
     backward,

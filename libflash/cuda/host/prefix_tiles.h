@@ -19,7 +19,8 @@ inline int64_t most_prefix_tiles(const DecodeProblem& problem, int64_t rows) {
     return (problem.batch + groups * (of_tile - 1)) / of_tile;
 }
 
-// The launch for shared keys by a kernel whose tiles have `rows`: a thread block for each tile, key head, split and class of keys.
+// The launch for shared keys by a kernel whose tiles have `rows`: a thread block for each tile, key head, split and class of
+// keys.
 inline void plan_prefix_launch(DecodePlan& plan, const DecodeProblem& problem, int64_t rows, const KernelResources& resources) {
     plan.prefix_tiles = most_prefix_tiles(problem, rows);
     plan.prefix = launch_shape(plan.prefix_tiles * problem.heads_k * plan.splits * (plan.tile_k / kDecodeSlab), resources);

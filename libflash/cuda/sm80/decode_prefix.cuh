@@ -1,6 +1,6 @@
 // Decode of the keys that sequences of a group share, before the attention kernel: query rows of several sequences are packed
 // into one tile, so that keys are read once for all of them. The attention kernel goes on from the sums (decode_continued.cuh)
-// and combines them.
+// and combines them. sm90/decode_prefix.cuh does the same, with the same bits.
 //
 // The hint must not change a bit. In the attention kernel a warp has the rows of one sequence and every kClasses-th group of 16
 // keys. Here a thread block has the keys of one of these classes, and each warp 16 rows of whole sequences, for which it does
@@ -65,7 +65,8 @@ struct DecodePrefix {
     uint64_t voters[2];                // lanes whose scores move the kept maximum of a row: of its rows 0 to 7, then 8 to 15
 
     __device__ __forceinline__ DecodePrefix(const DecodeParams& p, char* memory, int head, int range, int number)
-        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), head_k(head), split(range), of_class(number) {}
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), head_k(head), split(range),
+          of_class(number) {}
 
     static __device__ __forceinline__ int part() { return 0; }
     static __device__ __forceinline__ int stored_offset(int row, int chunk) { return Slab::offset(row, chunk); }

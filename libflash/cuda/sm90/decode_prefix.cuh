@@ -42,7 +42,8 @@ private:
         const int classes = params.shared.classes, index = static_cast<int>(blockIdx.x), head_of_all = index / classes;
         const int split_tile = divide(head_of_all, params.by_heads), head = head_of_all - split_tile * params.heads_k;
         const int split = split_tile / params.shared.tiles, number = split_tile - split * params.shared.tiles;
-        const PrefixTile tile = find_prefix_tile(params.shared, params.batch, number, sequences_of_prefix_tile(params, Traits::kBlockM));
+        const PrefixTile tile =
+            find_prefix_tile(params.shared, params.batch, number, sequences_of_prefix_tile(params, Traits::kBlockM));
         if (tile.begin < 0) return false;
         if (threadIdx.x < Traits::kBlockM)
             context.storage.rows[threadIdx.x] =

@@ -1,5 +1,5 @@
-// The consumer warpgroups of the sm_90a kernel for keys that sequences share: each has 64 rows, with P and O in registers. While it
-// turns the scores of a tile into P, the tensor cores multiply P of the tile before by V, or work for the other warpgroup.
+// The consumer warpgroups of the sm_90a kernel for keys that sequences share: each has 64 rows, with P and O in registers. While
+// it turns the scores of a tile into P, the tensor cores multiply P of the tile before by V, or work for the other warpgroup.
 //
 // Sums have the order of sm80/decode_prefix.cuh. Scores are sums over the even and over the odd steps of channels. Of the four
 // units of a tile each may raise kept maxima: then O is rescaled between their products (attend_units()). That is rare, so the
@@ -115,8 +115,8 @@ private:
             const PrefixRow& own = context.storage.rows[row];
             const int query = divide(own.packed, params.by_group),
                       head = work_tile().head_k * params.group_size + own.packed - query * params.group_size;
-            const T* const from = static_cast<const T*>(params.q.data) + max(own.batch, 0) * params.q.batch + query * params.q.row +
-                                  head * params.q.head + vector * 8;
+            const T* const from = static_cast<const T*>(params.q.data) + max(own.batch, 0) * params.q.batch +
+                                  query * params.q.row + head * params.q.head + vector * 8;
             cp_async_16(context.tiles.q + QTile::offset(row, vector), from, own.batch >= 0 && vector * 8 < params.head_dim);
         }
         for (int at = consumer_thread() * 16; at < Tiles::kNoValuesBytes; at += Traits::kConsumers * 16)
@@ -130,7 +130,8 @@ private:
     // Issues Q K^T.
     __device__ __forceinline__ void begin_scores(State& c, Pipeline& k) const {
         k.wait_full();
-        const uint32_t q = uniform(context.tiles.q + c.group * Traits::kGroupRows * 128), keys = uniform(context.tiles.k(k.stage));
+        const uint32_t q = uniform(context.tiles.q + c.group * Traits::kGroupRows * 128),
+                       keys = uniform(context.tiles.k(k.stage));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
@@ -240,11 +241,10 @@ private:
             const PrefixRow& own = context.storage.rows[c.row + 8 * r];
             if (own.batch < 0) continue;
             const int64_t row = partial_row(params, own.batch, work_tile().head_k, own.packed);
-            float* const to = prefix_sums_of<Traits::kHeadDim>(params, row, work_tile().split, work_tile().classes,
-                                                               work_tile().of_class);
-            store_prefix_sums<Traits::kHeadDim>(to, c.lane, c.softmax.kept_maximum[r], c.softmax.row_sum[r], [&](int n) {
-                return make_float2(c.o[4 * n + 2 * r], c.o[4 * n + 2 * r + 1]);
-            });
+            float* const to =
+                prefix_sums_of<Traits::kHeadDim>(params, row, work_tile().split, work_tile().classes, work_tile().of_class);
+            store_prefix_sums<Traits::kHeadDim>(to, c.lane, c.softmax.kept_maximum[r], c.softmax.row_sum[r],
+                                                [&](int n) { return make_float2(c.o[4 * n + 2 * r], c.o[4 * n + 2 * r + 1]); });
         }
     }
 };

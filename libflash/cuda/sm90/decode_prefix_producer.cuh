@@ -12,8 +12,8 @@ struct DecodePrefixProducer {
     static constexpr int kUnit = Traits::kUnit, kUnits = Traits::kUnits, kTilesAtOnce = 32 / kUnits;
     using State = PipelineState<Traits::kStages>;
 
-    // Of a unit: its page or entry, and the row there of its first key. Instead of a page: hidden() or absent(), which are outside
-    // the tensor, so that TMA writes zeros.
+    // Of a unit: its page or entry, and the row there of its first key. Instead of a page: hidden() or absent(), which are
+    // outside the tensor, so that TMA writes zeros.
     struct PageRow {
         int page, row;
     };

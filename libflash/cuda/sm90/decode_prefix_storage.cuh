@@ -1,5 +1,5 @@
-// The shared memory of the sm_90a kernel for keys that sequences share: first Q, the stages of K and V, and zeros, then barriers, the work
-// tile, and what is known of its rows.
+// The shared memory of the sm_90a kernel for keys that sequences share: first Q, the stages of K and V, and zeros, then barriers,
+// the work tile, and what is known of its rows.
 #pragma once
 
 #include "cuda/attention/shared_prefix.cuh"

@@ -15,7 +15,7 @@ struct DecodePrefixTraits {
     static constexpr int kHeadDim = config.head_dim, kStages = config.stages;
     static constexpr int kBlockM = config.tile_q, kBlockN = config.tile_k;
     static constexpr int kUnit = kDecodeSlab, kUnits = kBlockN / kUnit;  // of keys: those of a class that are consecutive
-    static constexpr int kGroups = kBlockM / 64, kGroupRows = 64;  // consumer warpgroups, which share the keys
+    static constexpr int kGroups = kBlockM / 64, kGroupRows = 64;        // consumer warpgroups, which share the keys
     static_assert(kBlockM % kGroupRows == 0 && kBlockN == 64 && config.head_dim_v == kHeadDim);
     static constexpr int kConsumers = kGroups * 128, kThreads = 128 + kConsumers;
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of the 168 for each thread

@@ -192,8 +192,8 @@ int main(int, char** argv) {
     for (T x : with.out) absent += wide(x) != wide(x);
     if (!true_hint) absent = 0;
     const char* const by = with.plan.prefix_kernel.name;
-    std::printf("%s %d bits differ, %d absent, hint %s%s%s, %s, then %s, %d splits\n", wrong + absent == 0 ? "ok" : "WRONG", wrong,
-                absent, used ? "used" : "unused", by ? " by " : "", by ? by : "", without.plan.instance.name,
+    std::printf("%s %d bits differ, %d absent, hint %s%s%s, %s, then %s, %d splits\n", wrong + absent == 0 ? "ok" : "WRONG",
+                wrong, absent, used ? "used" : "unused", by ? " by " : "", by ? by : "", without.plan.instance.name,
                 with.plan.instance.name, int(with.plan.splits));
     return wrong + absent == 0 ? 0 : 1;
 }

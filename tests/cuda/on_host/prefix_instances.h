@@ -6,14 +6,9 @@
 #include "cuda/sm90/decode_prefix.cuh"
 
 struct PrefixKernelOfSm90 {
-    static constexpr libflash::cuda::KernelConfig config{"sm90",
-                                                         libflash::Operation::decode_prefix,
-                                                         "sm90",
-                                                         libflash::cuda::KernelType::DTYPE,
-                                                         HEAD_DIM,
-                                                         HEAD_DIM,
-                                                         PREFIX_TILE,
-                                                         ""};
+    static constexpr libflash::cuda::KernelConfig config{
+        "sm90", libflash::Operation::decode_prefix, "sm90", libflash::cuda::KernelType::DTYPE, HEAD_DIM, HEAD_DIM, PREFIX_TILE,
+        ""};
 };
 
 extern template int libflash::cuda::launch_decode_prefix<PrefixKernelOfSm90>(const libflash::cuda::DecodePlan&,
