@@ -50,7 +50,8 @@ private:
                 PrefixRow::of(params, tile, static_cast<int>(threadIdx.x), split, classes * kDecodeSlab);
         __syncthreads();
         if (threadIdx.x < 32)
-            describe({head, split, classes, index - head_of_all * classes, tile.first, INT32_MAX, 0, 0, INT32_MAX, 0, 0});
+            describe(
+                {head, split, classes, index - head_of_all * classes, tile.first, tile.keys, INT32_MAX, 0, 0, INT32_MAX, 0, 0});
         __syncthreads();
         return context.storage.work_tile.tiles > 0;
     }

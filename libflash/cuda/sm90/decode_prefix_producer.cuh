@@ -2,6 +2,7 @@
 // is free again after the scores, one of V after the products with P.
 #pragma once
 
+#include "cuda/sm90/decode_prefix_fetch.cuh"
 #include "cuda/sm90/decode_prefix_storage.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -20,9 +21,9 @@ struct DecodePrefixProducer {
 
     const DecodePrefixContext<Traits>& context;
 
-    // One warp of the warpgroup.
+    // One warp of the warpgroup; the others prefetch.
     __device__ __forceinline__ void run() const {
-        if (uniform_warp() > 0) return;
+        if (uniform_warp() > 0) return DecodePrefixFetch<Traits>{context}.run(uniform_warp() - 1);
         const bool leader = elect_one();
         const PrefixWorkTile& work_tile = context.storage.work_tile;
         const KeyLocations locations(context.params.cache, work_tile.sequence);

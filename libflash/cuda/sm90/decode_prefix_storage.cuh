@@ -30,6 +30,7 @@ struct DecodePrefixTiles {
 struct PrefixWorkTile {
     int32_t head_k, split, classes, of_class;
     int32_t sequence;          // whose keys they are
+    int32_t shared_keys;       // of the group, in all splits
     int32_t first, last;       // keys that some row sees: [first, last)
     int32_t plain, plain_end;  // all rows see these keys of them
     int32_t begin, tiles;      // first key of the first tile, of all classes; number of tiles
