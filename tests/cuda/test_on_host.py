@@ -220,6 +220,7 @@ PREFIX_CASES = (
 # The same for the kernel of sm90, with more than 64 rows, and with more than 128.
 PREFIX_CASES_OF_SM90 = (
     *((1, 16, 1, 16, 1, 0, 0, 0, 20, 1, 1), (3, 5, 0, 32, 0, 0, 0, 9, 20, 0, 2), (2, 8, 3, 0, 0, 0, 0, 8, 4, 1, 0)),
+    *((1, 4, 1, 16, 0, 0, 0, 16, 20, 1, 1), (2, 8, 0, 32, 0, 0, 0, 24, 4, 0, 2), (1, 4, 0, 16, 1, 0, 0, 16, 4, 1, 1)),
     *(case for case in PREFIX_CASES if case[3] % 16 == 0),
 )
 # ALiBi, a window, more rows than a slab, a call that leaves most of the GPU idle without splits, and invariant rows.

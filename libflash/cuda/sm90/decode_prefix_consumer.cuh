@@ -38,7 +38,8 @@ struct DecodePrefixConsumer {
         float odd[kScores];  // the sums over odd steps
         uint32_t p[kUnits][4];
         float o[kSums];
-        bool added;  // P V of the tile before has been added
+        uint32_t absent;  // units of the tile that do not exist
+        bool added;       // P V of the tile before has been added
         Softmax softmax;
     };
 
@@ -130,6 +131,7 @@ private:
     // Issues Q K^T.
     __device__ __forceinline__ void begin_scores(State& c, Pipeline& k) const {
         k.wait_full();
+        c.absent = context.storage.absent[k.stage];
         const uint32_t q = uniform(context.tiles.q + c.group * Traits::kGroupRows * 128),
                        keys = uniform(context.tiles.k(k.stage));
         wgmma_fence();
@@ -160,7 +162,6 @@ private:
         wgmma_wait<1>();
         wgmma_fence_operand(c.s);
         wgmma_fence_operand(c.odd);
-        const uint32_t absent = context.storage.absent[k.stage];
 #pragma unroll
         for (int i = 0; i < kScores; ++i) c.s[i] += c.odd[i];
         release(k, c.lane);
@@ -168,10 +169,10 @@ private:
         if (work_tile().key_of(tile, kBlockN, 0) < work_tile().plain ||
             work_tile().key_of(tile, kBlockN, kBlockN - 1) >= work_tile().plain_end)
             mask(c, tile);
-        if (absent) {
+        if (c.absent) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i)
-                if (absent >> i / Softmax::kOfUnit & 1) c.s[i] = -INFINITY;
+                if (c.absent >> i / Softmax::kOfUnit & 1) c.s[i] = -INFINITY;
         }
     }
     __device__ __forceinline__ void scale_and_cap(typename Softmax::Scores& s) const {
