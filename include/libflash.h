@@ -656,7 +656,7 @@ typedef struct flash_kernel_info_t {
     int32_t usable;         /* 1 if this machine can run it */
     const char *name;       /* "forward_cpu_avx512"; the option `kernel` takes this name */
     const char *operation;  /* "forward", "backward", "decode", "merge", "compress", "cache_write", "forward_tangent", ...;
-                               "prefill": calls of decode choose it for long chunks */
+                               "prefill", "decode_prefix": calls of decode choose them for long chunks, for shared keys */
     const char *backend;    /* "cpu", "sm80", "sm90"; "any": runs on every CUDA device, whichever CUDA backend is requested */
     const char *dtype;      /* "bf16", "f16", "f32", "f64"; "any": several types */
     const char *why_not;    /* if not usable: the reason; otherwise "" */

@@ -20,7 +20,7 @@ struct Architecture {
     // Whether the kernel supports what the problem requires besides element type and head dims. If not, writes what it lacks to
     // `why`, unless that is nullptr.
     bool (*supports)(const KernelConfig&, const AttentionProblem&, std::string* why);
-    // The same for kernels of decode and prefill, and of tangents; nullptr: it has none.
+    // The same for kernels of decode and its parts, and of tangents; nullptr: it has none.
     bool (*supports_decode)(const KernelConfig&, const DecodeProblem&, std::string* why);
     bool (*supports_tangent)(const KernelConfig&, const TangentProblem&, std::string* why);
     // Shared memory of a thread block of the kernel if it may exceed the limit of a device; else 0.
@@ -32,6 +32,8 @@ struct Architecture {
     // `prefill`: who takes the long chunks.
     DecodePlan (*plan_decode)(const Kernel&, const DecodeProblem&, const DeviceProperties&, const DecodePrefill& prefill);
     PrefillPlan (*plan_prefill)(const Kernel&, const DecodeProblem&, const DeviceProperties&);
+    // Gives the launch for keys that sequences share to the kernel.
+    void (*plan_prefix)(DecodePlan&, const Kernel&, const DecodeProblem&);
     ForwardTangentPlan (*plan_forward_tangent)(const Kernel&, const TangentProblem&, const DeviceProperties&);
     BackwardTangentPlan (*plan_backward_tangent)(const Kernel&, const TangentProblem&, const DeviceProperties&);
     MergePlan (*plan_merge)(const Kernel&, const MergeProblem&, const DeviceProperties&);

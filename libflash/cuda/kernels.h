@@ -26,6 +26,7 @@ struct Kernel {
     Launcher<Operation::backward> backward = nullptr;
     Launcher<Operation::decode> decode = nullptr;
     Launcher<Operation::prefill> prefill = nullptr;
+    Launcher<Operation::decode_prefix> decode_prefix = nullptr;
     Launcher<Operation::forward_tangent> forward_tangent = nullptr;
     Launcher<Operation::backward_tangent> backward_tangent = nullptr;
 };

@@ -74,6 +74,8 @@ struct TypesOf<Operation::prefill> {
     using Plan = PrefillPlan;
     using Params = PrefillParams;
 };
+template <>
+struct TypesOf<Operation::decode_prefix> : TypesOf<Operation::decode> {};
 template <Operation op>
 using LaunchPlan = typename TypesOf<op>::Plan;
 template <Operation op>

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/attention/decode_params.h"
 #include "cuda/attention/prefill_params.h"
 #include "cuda/config.h"
 #include "problem/workspace.h"
@@ -121,6 +122,14 @@ struct BackwardPlan {
     Workspace workspace;    // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums"
 };
 
+struct DecodePlan;
+
+// The kernel for keys that sequences share, and its launcher. Without a name it is one of the decode kernel.
+struct PrefixKernel {
+    const char* name = nullptr;
+    int (*launch)(const DecodePlan&, const DecodeParams&, void* stream) = nullptr;
+};
+
 enum class DecodeStep { append, attention, combine, append_codes, prefix };
 
 struct DecodePlan {
@@ -145,6 +154,7 @@ struct DecodePlan {
     uint32_t append_slots = 0;                      // threads per row there
     uint32_t appended_codes = 0;                    // new rows of all key heads, for the append kernel of 8-bit caches
     int64_t prefix_tiles = 0;                       // of rows of sequences that share their first keys; 0: as without the hint
+    PrefixKernel prefix_kernel;                     // whose launch `prefix` is
     LaunchShape append_codes, append, prefix, attention, combine;
     DecodePrefill prefill;
     Workspace workspace;  // "rotated_q", "prefix_sums", "partial_out", "partial_lse", "prefill"

@@ -113,7 +113,8 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     launch_line(text, codes ? "launch" : "", "append codes", plan.append_codes);
     launch_line(text, appends && !codes ? "launch" : "", "append", plan.append);
     const bool prefix = plan.prefix.blocks > 0;
-    launch_line(text, appends || codes ? "" : "launch", "shared keys", plan.prefix);
+    const char* const by = plan.prefix_kernel.name;
+    launch_line(text, appends || codes ? "" : "launch", "shared keys", plan.prefix, by ? text_of(", by ", by) : "");
     launch_line(text, appends || codes || prefix ? "" : "launch", "attention", plan.attention);
     launch_line(text, "", "combine splits", plan.combine);
     if (!plan.prefill.name) return;

@@ -27,6 +27,14 @@ cuda::DecodePrefill prefill_of(const DecodeProblem& problem) {
     return {entry->info.name, entry->cuda->prefill, plan};
 }
 
+// Gives the keys that sequences share to a kernel of their own, if there is one: with the same bits.
+void take_prefix_kernel(cuda::DecodePlan& plan, const DecodeProblem& problem, const cuda::Kernel& kernel) {
+    if (plan.prefix.blocks == 0) return;
+    const KernelEntry* entry = find_kernel(prefix_query(problem));
+    if (!entry || entry->cuda->config.head_dim != kernel.config.head_dim) return;
+    entry->cuda->architecture->plan_prefix(plan, *entry->cuda, problem);
+}
+
 // Calls the backend's planner and copies the workspace size.
 template <class Plan, class MakeCpu, class MakeCuda>
 Plan make_plan(const KernelEntry& kernel, const MakeCpu& make_cpu, const MakeCuda& make_cuda) {
@@ -64,7 +72,10 @@ DecodePlan plan_decode(const DecodeProblem& problem, const KernelEntry& kernel) 
     return make_plan<DecodePlan>(
         kernel, [&](const cpu::Kernels& kernels) { return kernels.plan_decode(problem); },
         [&](const cuda::Architecture& architecture) {
-            return architecture.plan_decode(*kernel.cuda, problem, device_of(problem.device), prefill_of(problem));
+            cuda::DecodePlan plan =
+                architecture.plan_decode(*kernel.cuda, problem, device_of(problem.device), prefill_of(problem));
+            take_prefix_kernel(plan, problem, *kernel.cuda);
+            return plan;
         });
 }
 

@@ -161,6 +161,12 @@ KernelQuery prefill_query(const DecodeProblem& p) {
     return query;
 }
 
+KernelQuery prefix_query(const DecodeProblem& p) {
+    KernelQuery query = kernel_query(p);
+    query.operation = Operation::decode_prefix;
+    return query;
+}
+
 KernelQuery kernel_query(const MergeProblem& p) {
     return {Operation::merge, p.device, p.out.dtype, p.head_dim_v, p.head_dim_v, &p.request, &p};
 }

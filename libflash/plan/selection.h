@@ -27,6 +27,7 @@ KernelQuery kernel_query(const AttentionProblem& problem);
 KernelQuery kernel_query(const TangentProblem& problem);
 KernelQuery kernel_query(const DecodeProblem& problem);
 KernelQuery prefill_query(const DecodeProblem& problem);  // for the long chunks
+KernelQuery prefix_query(const DecodeProblem& problem);   // for keys that sequences share
 KernelQuery kernel_query(const MergeProblem& problem);
 KernelQuery kernel_query(const CacheWriteProblem& problem);
 KernelQuery kernel_query(const CompressProblem& problem);

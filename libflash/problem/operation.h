@@ -5,7 +5,8 @@
 
 namespace libflash {
 
-// prefill: the long chunks of a decode call, which have kernels of their own on some GPUs.
+// Parts of a decode call that have kernels of their own on some GPUs: the long chunks (prefill), and keys that sequences share
+// (decode_prefix).
 enum class Operation : int32_t {
     forward,
     backward,
@@ -15,7 +16,8 @@ enum class Operation : int32_t {
     forward_tangent,
     backward_tangent,
     cache_write,
-    prefill
+    prefill,
+    decode_prefix
 };
 
 constexpr const char* operation_name(Operation operation) {
@@ -28,6 +30,7 @@ constexpr const char* operation_name(Operation operation) {
         case Operation::backward_tangent: return "backward_tangent";
         case Operation::cache_write: return "cache_write";
         case Operation::prefill: return "prefill";
+        case Operation::decode_prefix: return "decode_prefix";
         default: return "compress";
     }
 }

@@ -27,7 +27,7 @@ def test_rows_are_well_formed() -> None:
     assert len(set(names)) == len(names)
     for k, name in zip(found, names, strict=True):
         operation, backend = k.operation.decode(), k.backend.decode()
-        assert operation in (*OPERATIONS, "prefill")  # a part of decode
+        assert operation in (*OPERATIONS, "prefill", "decode_prefix")  # parts of decode
         assert backend in {"cpu", "sm80", "sm90", "any"}
         assert name.startswith(f"{operation}_{backend}")
         assert bool(k.why_not) != bool(k.usable), name

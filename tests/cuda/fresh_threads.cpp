@@ -242,7 +242,8 @@ int main() {
         flash_kernel_info_t kernel{};
         kernel.struct_size = sizeof kernel;
         if (flash_kernel_info(index, &kernel) != FLASH_STATUS_OK) return 2;
-        if (std::string(kernel.operation) == "prefill") continue;  // which calls of decode choose
+        const std::string operation = kernel.operation;
+        if (operation == "prefill" || operation == "decode_prefix") continue;  // which calls of decode choose
         if (!kernel.usable || std::string(kernel.backend) == "cpu") continue;
         if (std::string(kernel.name).find("_statistics") != std::string::npos) continue;  // for other calls
         const std::string wrong = check(driver, kernel);

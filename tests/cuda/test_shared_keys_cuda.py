@@ -16,6 +16,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 Tensor = Any
 HEADS_K, CAPACITY = 8, 2560
 MOST_OWN = 300
+OF_ITS_OWN = [k["name"] for k in libflash.info()["kernels"] if k["operation"] == "decode_prefix" and k["usable"]]
+BY_SM90 = "by decode_prefix_sm90" if OF_ITS_OWN else ""
 
 
 def ints(*x: int) -> Tensor:
@@ -26,7 +28,15 @@ class Step:
     """Sequences whose first keys are in the same pages, by `sizes` and `lens` of the groups; the others share nothing."""
 
     def __init__(
-        self, sizes: tuple[int, ...], lens: tuple[int, ...], alone: int, page: int, rows: int, group: int, dim: int
+        self,
+        sizes: tuple[int, ...],
+        lens: tuple[int, ...],
+        alone: int,
+        page: int,
+        rows: int,
+        group: int,
+        dim: int,
+        dtype: Any = torch.bfloat16,
     ) -> None:
         torch.manual_seed(7)
         self.batch, columns = sum(sizes) + alone, CAPACITY // page
@@ -42,8 +52,8 @@ class Step:
         own = torch.randint(page, MOST_OWN, (self.batch,), device="cuda")
         self.keys = (self.sharing + own).int()
         made = [torch.randn(self.batch * columns, page, HEADS_K, dim, device="cuda") for _ in range(2)]
-        self.caches = [x.to(torch.bfloat16) for x in made]
-        self.q = (4 * torch.randn(self.batch, rows, HEADS_K * group, dim, device="cuda")).to(torch.bfloat16)
+        self.caches = [x.to(dtype) for x in made]
+        self.q = (4 * torch.randn(self.batch, rows, HEADS_K * group, dim, device="cuda")).to(dtype)
 
     @property
     def hint(self) -> dict[str, Tensor]:
@@ -52,10 +62,10 @@ class Step:
     def arguments(self, **options: Any) -> dict[str, Any]:
         return {"cache_seqlens": self.keys, "block_table": self.table, "return_lse": True, **options}
 
-    def uses(self, **options: Any) -> bool:
+    def uses(self, what: str = "shared keys", **options: Any) -> bool:
         given = self.arguments(**options)
         del given["return_lse"]
-        return "shared keys" in libflash.explain(self.q, *self.caches, op="decode", **given)
+        return what in libflash.explain(self.q, *self.caches, op="decode", **given)
 
     def decode(self, caches: list[Tensor] | None = None, **options: Any) -> tuple[Tensor, ...]:
         return libflash.decode(self.q, *(caches or self.caches), **self.arguments(**options))
@@ -94,6 +104,23 @@ def test_the_hint_changes_no_bit(shape: str, option: str) -> None:
     if "learnable_sink" in options:
         options["learnable_sink"] = options["learnable_sink"].to("cuda").repeat(step.q.shape[2] // 8)
     check(step, **options)
+
+
+@pytest.mark.skipif(BY_SM90 == "", reason="the GPU has no kernel of its own for shared keys")
+@pytest.mark.parametrize("scale", [None, 0.5])  # with 0.5 maxima are raised in many tiles
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [128, 64, 72])
+def test_both_kernels_have_the_same_bits(dtype: Any, dim: int, scale: float | None) -> None:
+    """That of sm90 and that of sm80, which takes the calls whose kernel is requested, for one to many tiles of rows."""
+    sm80 = {"kernel": f"decode_sm80_{'f16' if dtype == torch.float16 else 'bf16'}_d{128 if dim > 64 else 64}"}
+    for sizes, rows, group in (((64,), 1, 4), ((70, 9, 50), 1, 8), ((40, 21), 5, 3), ((30,), 2, 8), ((40,), 1, 1)):
+        step = Step(sizes, (2048, 900, 1999)[: len(sizes)], 2, 16, rows, group, dim, dtype)
+        options = {"causal": True, "softmax_scale": scale, **step.hint}
+        assert step.uses(BY_SM90, **options)
+        assert step.uses(**options, **sm80)
+        assert not step.uses(BY_SM90, **options, **sm80)
+        got, wanted = step.decode(**options), step.decode(**options, **sm80)
+        assert all(same_bits(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 def test_equal_lengths_of_one_wave() -> None:

@@ -1,5 +1,5 @@
-"""The program that compute-sanitizer runs: a few small problems on every CUDA kernel of attention, those of prefill, statistics
-and tangents too, and merge, with checked results.
+"""The program that compute-sanitizer runs: a few small problems on every CUDA kernel of attention, those of prefill, shared keys,
+statistics and tangents too, and merge, with checked results.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/evidence/sanitized.py [--quick]
     ... python tests/evidence/sanitized.py --plant        a call whose output is described larger than it is
@@ -33,6 +33,7 @@ from gpu_case import DTYPES, to_device
 from gpu_kernels import TYPES, attention_kernels, device_of, kernels, widths
 from gpu_prefill import Step, check_step
 from gpu_runs import RUNS
+from gpu_shared_keys import SharedKeys, check_shared_keys
 from gpu_tangent import check_backward, check_forward
 from libflash.conformance.cache_cases import CacheCase
 from statistics_case import StatisticsCase
@@ -43,6 +44,7 @@ import libflash
 SEVERAL = {"heads_q": 2, "heads_k": 1}
 EVERY_OPTION = {"softcap": 20.0, "alibi": "h", "bias": "hqk", "mask": "qk", "sink": True, "dropout_p": 0.25, "dlse": True}
 BFLOAT = 4  # DLPack's type code
+PARTS_OF_DECODE = ("prefill", "decode_prefix")
 # Enough long chunks for a prefill kernel, and sequences that are too short for it.
 PREFILL = {"rows": (100, 1, 0, 310), "cached": np.array([500, 20, 0, 90], np.int32)}
 
@@ -53,6 +55,8 @@ def problems(kernel: dict) -> list:
     kind = kernel["kind"]
     if kind == "prefill":
         return [Step(kernel, page, narrower=narrower, **PREFILL) for page, narrower in ((16, 8), (0, 0))]
+    if kind == "decode_prefix":
+        return [SharedKeys(kernel)]
     if kind == "values in keys":
         return in_keys_problems(kernel)
     if kind == "decode":
@@ -122,6 +126,8 @@ def run_and_check(case: object, kernel: dict, mode: dict) -> None:
     device, name = device_of(kernel), kernel["name"]
     if isinstance(case, Step):
         check_step(case, kernel, device, causal=True)
+    elif isinstance(case, SharedKeys):
+        check_shared_keys(case, kernel, device)
     elif isinstance(case, TangentCase):
         check = check_forward if kernel["kind"] == "forward_tangent" else check_backward
         check(case, name, device)
@@ -169,7 +175,8 @@ def main() -> int:
     options = parser.parse_args()
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
         sys.exit("set PYTORCH_NO_CUDA_MEMORY_CACHING=1: else all tensors share an allocation, and no access is out of bounds")
-    every = attention_kernels() + [kernel | {"kind": "prefill"} for kernel in kernels("prefill") if kernel["usable"]]
+    of_decode = [kernel | {"kind": kind} for kind in PARTS_OF_DECODE for kernel in kernels(kind) if kernel["usable"]]
+    every = attention_kernels() + of_decode
     if not every:
         sys.exit("no CUDA kernel of attention runs here")
     if options.plant:

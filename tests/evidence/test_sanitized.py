@@ -17,11 +17,12 @@ SERVED = {
     "forward_tangent": [1] * 2,
     "backward_tangent": [1] * 2,
     "prefill": [1] * 2,
+    "decode_prefix": [1],
 }
 
 
 def test_every_kind_has_problems() -> None:
-    assert SERVED.keys() == {*KINDS, "prefill"}
+    assert SERVED.keys() == {*KINDS, *sanitized.PARTS_OF_DECODE}
 
 
 @pytest.mark.parametrize("kind", SERVED)

@@ -29,6 +29,12 @@ def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
         if (operation, backend) == ("decode", "sm90"):  # values are channels of the keys
             v = tensor(2, rows, 4, dim, dtype=types[dtype])
             v.shape[3] = dim_v
+        if operation == "decode_prefix":  # decode chooses it, too
+            cache, lens = tensor(64, 512, 4, dim, dtype=types[dtype]), tensor(1, dtype=abi.INT32)
+            one = tensor(64, 1, 4, dim, dtype=types[dtype])
+            hint = {"shared_groups": tensor(2, dtype=abi.INT32), "shared_lens": lens}
+            assert lines_of(explain(lib, "decode", (one, cache, cache), **hint))["launch"][0].endswith(f", by {name}")
+            continue
         if operation == "prefill":  # decode chooses it
             chunks = lines_of(explain(lib, "decode", (q, q, v)))["long chunks"][0]
             assert chunks.endswith("rows: {}, tile {} queries x {} keys".format(name, *tile.split("x")))

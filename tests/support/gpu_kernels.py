@@ -11,7 +11,8 @@ import libflash
 
 TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64"}  # names of the registry and of the cases
 KINDS = ("forward", "statistics", "backward", "decode", "values in keys", "forward_tangent", "backward_tangent")
-OPERATIONS = {"statistics": "forward", "values in keys": "decode", "prefill": "decode"}  # of kinds with another name
+# Of kinds with another name.
+OPERATIONS = {"statistics": "forward", "values in keys": "decode", "prefill": "decode", "decode_prefix": "decode"}
 
 
 def of_values_in_keys(kernel: dict) -> bool:

@@ -68,9 +68,10 @@ struct RaggedParams {
 // Groups of sequences with the same first keys, and the sums over these keys that are in the workspace (shared_prefix.cuh).
 struct SharedPrefixParams {
     const int32_t *groups, *lens;
-    int32_t count;  // of groups; 0: the kernels do not use them
-    float* sums;    // [batch][heads_k][row][split][class of keys][kHeadDim + kPrefixStatistics]
-    int32_t tiles;  // of the query rows of a key head of all groups, at most
+    int32_t count;    // of groups; 0: the kernels do not use them
+    float* sums;      // [batch][heads_k][row][split][class of keys][kHeadDim + kPrefixStatistics]
+    int32_t tiles;    // of the query rows of a key head of all groups, at most
+    int32_t classes;  // of keys
 };
 constexpr int kPrefixStatistics = 8;  // after the sums of the channels: the kept maximum, and the row sums of four lanes
 

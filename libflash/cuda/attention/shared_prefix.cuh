@@ -5,9 +5,12 @@
 
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/decode_params.h"
+#include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/prefix_sum.cuh"
 
 namespace libflash::cuda {
+
+constexpr float kDecodeSlack = 8.0f;  // `half` can represent 2^8 and, as its smallest number, 2^-24
 
 // Sequences [begin, end) with the same first keys. A single sequence shares nothing.
 struct SharedGroup {
@@ -65,6 +68,52 @@ __device__ __forceinline__ PrefixTile find_prefix_tile(const SharedPrefixParams&
         before += __shfl_sync(0xffffffffu, sum, 31);
     }
     return {-1, -1, 0, 0};
+}
+
+// Each slab of kDecodeSlab rows of a tile has those of whole sequences, as many as fit.
+__device__ __forceinline__ int sequences_of_prefix_tile(const DecodeParams& p, int tile_rows) {
+    return tile_rows / kDecodeSlab * (kDecodeSlab / (p.seqlen_q * p.group_size));
+}
+
+// A row of a tile: its sequence, negative if there is none; its number there, with all heads of the key head; and which of the
+// shared keys of a split it sees. Tiles of keys, of all classes together, have `unit` keys.
+struct PrefixRow {
+    int32_t batch, packed;
+    VisibleRange keys;
+
+    static __device__ __forceinline__ PrefixRow of(const DecodeParams& p, const PrefixTile& tile, int row, int split, int unit) {
+        const int rows_of_sequence = p.seqlen_q * p.group_size, of_slab = kDecodeSlab / rows_of_sequence;
+        const int in_slab = row % kDecodeSlab, sequence = in_slab / rows_of_sequence;
+        const int batch = tile.begin + row / kDecodeSlab * of_slab + sequence, packed = in_slab - sequence * rows_of_sequence;
+        if (sequence >= of_slab || batch >= tile.end) return {-1, packed, {INT32_MAX, 0}};
+        const VisibleKeys range(p, KeyCount::of(p.cache, batch), 0, p.seqlen_q - 1, split, unit);
+        const int last = min(end_of_prefix(p, range, tile.keys, unit), range.end_of_visible(p, divide(packed, p.by_group)));
+        if (range.first >= last) return {batch, packed, {INT32_MAX, 0}};
+        return {batch, packed, {range.first, last}};
+    }
+};
+
+// The lanes, of rows 0 to 7 of a slab and then of its rows 8 to 15, whose scores move the kept maximum of a row: those of its
+// sequence or, with invariant rows, its own.
+__device__ __forceinline__ uint64_t voters_of_row(const DecodeParams& p, int row) {
+    const int of_vote = p.invariant ? 1 : p.seqlen_q * p.group_size;
+    const uint64_t all = of_vote == kDecodeSlab ? ~uint64_t{0} : (uint64_t{1} << 4 * of_vote) - 1;
+    return all << row / of_vote * of_vote * 4;
+}
+
+// Where the sums of a row over the shared keys of a class are, and its kept maximum and row sums after them.
+template <int kHeadDim>
+__device__ __forceinline__ float* prefix_sums_of(const DecodeParams& p, int64_t row, int split, int classes, int of_class) {
+    return p.shared.sums + ((row * p.splits + split) * classes + of_class) * (kHeadDim + kPrefixStatistics);
+}
+
+// Stores what a lane has of a row's sums. pair_of(n): those of the lane's two channels of the n-th eight.
+template <int kHeadDim, class PairOf>
+__device__ __forceinline__ void store_prefix_sums(float* to, int lane, float kept_maximum, float row_sum, const PairOf& pair_of) {
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n) *reinterpret_cast<float2*>(to + n * 8 + lane % 4 * 2) = pair_of(n);
+    if (lane % 4 == 0) to[kHeadDim] = kept_maximum;
+    to[kHeadDim + 1 + lane % 4] = row_sum;
 }
 
 }  // namespace libflash::cuda

@@ -142,8 +142,12 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.shard = shard_params(problem);
     params.rope = rope_params(problem);
     if (plan.prefix_tiles > 0)
-        params.shared = {problem.shared.groups, problem.shared.lens, static_cast<int32_t>(problem.shared.count),
-                         reinterpret_cast<float*>(region("prefix_sums")), static_cast<int32_t>(plan.prefix_tiles)};
+        params.shared = {problem.shared.groups,
+                         problem.shared.lens,
+                         static_cast<int32_t>(problem.shared.count),
+                         reinterpret_cast<float*>(region("prefix_sums")),
+                         static_cast<int32_t>(plan.prefix_tiles),
+                         plan.tile_k / kDecodeSlab};
     params.k_channels = static_cast<int32_t>(problem.head_dim - problem.cache.rope_dim());
     params.vector_kv = cache_fits_vectors(params, problem);
     const int64_t of_out = problem.out.present ? element_bytes(problem.out.dtype) : element;

@@ -81,6 +81,21 @@ __device__ __forceinline__ void named_barrier_wait(int id, int threads) {
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// The same with a vote: whether the condition holds in any of the threads, all of which wait.
+__device__ __forceinline__ bool named_barrier_or(int id, int threads, bool condition) {
+    uint32_t any;
+    asm volatile(
+        "{\n"
+        ".reg .pred p, q;\n"
+        "setp.ne.u32 q, %3, 0;\n"
+        "bar.red.or.pred p, %1, %2, q;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(any)
+        : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(condition))
+        : "memory");
+    return any != 0;
+}
 
 // Change the number of registers per thread; all warps of the warpgroup call them. Only in kernels with a register limit at
 // compile time.

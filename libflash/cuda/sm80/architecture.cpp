@@ -55,6 +55,7 @@ const Architecture architecture_sm80 = {
     sm80::plan_backward,
     sm80::plan_decode,
     nullptr,
+    nullptr,
     sm80::plan_forward_tangent,
     sm80::plan_backward_tangent,
     nullptr,

@@ -193,7 +193,8 @@ auto with_instance_after_prefix(int instance, const DoWith& do_with) {
 template <class Kernel>
 int launch_after_prefix(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     if constexpr (kHasPrefixKernels<Kernel>) {
-        const int error = launch_prefix<Kernel>(plan, params, stream);
+        const auto of_its_own = plan.prefix_kernel.launch;
+        const int error = of_its_own ? of_its_own(plan, params, stream) : launch_prefix<Kernel>(plan, params, stream);
         if (error != cudaSuccess) return error;
         return with_instance_after_prefix<Kernel>(plan.instance.number, [&](auto keys) {
             return launch_attention(decode_kernel<Kernel, decltype(keys)::value, false, DecodeStorage::plain, true>, plan, params,

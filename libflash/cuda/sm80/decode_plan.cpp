@@ -47,9 +47,7 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
 // The kernel for shared keys.
 void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
     if (plan.prefix_tiles == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
-    const int64_t classes = plan.tile_k / kDecodeSlab;
-    plan.prefix = launch_shape(plan.prefix_tiles * problem.heads_k * plan.splits * classes,
-                               kernel.resources(static_cast<int>(DecodeStep::prefix), plan.instance.number));
+    plan_prefix_launch(plan, problem, kPrefixRows, kernel.resources(static_cast<int>(DecodeStep::prefix), plan.instance.number));
 }
 
 }  // namespace
@@ -75,7 +73,7 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     }
     plan.key_heads = splits.key_heads;
     const bool prefixes = !plan.invariant && uses_prefixes(sizes, splits);  // invariant rows have sums of their own
-    if (prefixes) plan.prefix_tiles = most_prefix_tiles(problem);
+    if (prefixes) plan.prefix_tiles = most_prefix_tiles(problem, kPrefixRows);
     plan.fused_append = !prefixes && appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
     const bool codes = storage == DecodeStorage::codes,

@@ -1,6 +1,6 @@
 // Decode of the keys that sequences of a group share, before the attention kernel: query rows of several sequences are packed
 // into one tile, so that keys are read once for all of them. The attention kernel goes on from the sums (decode_continued.cuh)
-// and combines them.
+// and combines them. sm90/decode_prefix.cuh does the same, with the same bits.
 //
 // The hint must not change a bit. In the attention kernel a warp has the rows of one sequence and every kClasses-th group of 16
 // keys. Here a thread block has the keys of one of these classes, and each warp 16 rows of whole sequences, for which it does
@@ -27,14 +27,6 @@
 #include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm80 {
-
-constexpr float kDecodeSlack = 8.0f;  // `half` can represent 2^8 and, as its smallest number, 2^-24
-
-// Where the sums of a row over the shared keys of a class are.
-template <int kHeadDim>
-__device__ __forceinline__ float* prefix_sums_of(const DecodeParams& p, int64_t row, int split, int classes, int of_class) {
-    return p.shared.sums + ((row * p.splits + split) * classes + of_class) * (kHeadDim + kPrefixStatistics);
-}
 
 template <class T, int kHeadDim, int kClasses, int kStages>
 struct DecodePrefix {
@@ -65,7 +57,6 @@ struct DecodePrefix {
     const DecodeParams& params;
     char* shared;
     const int lane, warp, head_k, split, of_class;
-    int rows_of_sequence;
     Products products;
     float s[2][4], o[kBlocks][4];
     float kept_maximum[2], row_sum[2];
@@ -74,8 +65,8 @@ struct DecodePrefix {
     uint64_t voters[2];                // lanes whose scores move the kept maximum of a row: of its rows 0 to 7, then 8 to 15
 
     __device__ __forceinline__ DecodePrefix(const DecodeParams& p, char* memory, int head, int range, int number)
-        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), head_k(head), split(range), of_class(number),
-          rows_of_sequence(p.seqlen_q * p.group_size) {}
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), head_k(head), split(range),
+          of_class(number) {}
 
     static __device__ __forceinline__ int part() { return 0; }
     static __device__ __forceinline__ int stored_offset(int row, int chunk) { return Slab::offset(row, chunk); }
@@ -95,29 +86,13 @@ struct DecodePrefix {
         return loading + (group * kClasses + of_class) * kDecodeSlab;
     }
 
-    // Sequences of a tile: each slab of 16 rows has those whose rows fit.
-    static __device__ __forceinline__ int sequences_of_tile(const DecodeParams& p) {
-        return kWarps * (kDecodeSlab / (p.seqlen_q * p.group_size));
-    }
-
     // Which rows the tile has and which of the shared keys each sees in this split.
     __device__ __forceinline__ void find_rows(const PrefixTile& tile) const {
         const int row = threadIdx.x;
         if (row < kTileRows) {
-            const int of_slab = kDecodeSlab / rows_of_sequence, in_slab = row % kDecodeSlab,
-                      sequence = in_slab / rows_of_sequence;
-            const int batch = tile.begin + row / kDecodeSlab * of_slab + sequence, packed = in_slab - sequence * rows_of_sequence;
-            const bool exists = sequence < of_slab && batch < tile.end;
-            VisibleRange keys{INT32_MAX, 0};
-            if (exists) {
-                constexpr int kUnit = kClasses * kDecodeSlab;
-                const VisibleKeys range(params, KeyCount::of(params.cache, batch), 0, params.seqlen_q - 1, split, kUnit);
-                const int last = min(end_of_prefix(params, range, tile.keys, kUnit),
-                                     range.end_of_visible(params, divide(packed, params.by_group)));
-                if (range.first < last) keys = {range.first, last};
-            }
-            rows()[row] = make_int2(exists ? batch : -1, packed);
-            row_keys()[row] = keys;
+            const PrefixRow found = PrefixRow::of(params, tile, row, split, kClasses * kDecodeSlab);
+            rows()[row] = make_int2(found.batch, found.packed);
+            row_keys()[row] = found.keys;
         }
         __syncthreads();
     }
@@ -137,13 +112,11 @@ struct DecodePrefix {
         end = __reduce_max_sync(0xffffffffu, own.end);
         plain = __reduce_max_sync(0xffffffffu, exists ? own.begin : 0);
         plain_end = __reduce_min_sync(0xffffffffu, exists ? own.end : INT32_MAX);
-        const int of_vote = params.invariant ? 1 : rows_of_sequence;
-        const uint64_t all = of_vote == kDecodeSlab ? ~uint64_t{0} : (uint64_t{1} << 4 * of_vote) - 1;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = r * 8 + lane / 4;
             visible[r] = row_keys()[slab + row];
-            voters[r] = all << row / of_vote * of_vote * 4;
+            voters[r] = voters_of_row(params, row);
             // The scores of rows that do not exist are 0 and never raise it.
             kept_maximum[r] = rows()[slab + row].x >= 0 ? kNoScore : 0.0f;
             row_sum[r] = 0.0f;
@@ -276,11 +249,8 @@ struct DecodePrefix {
             if (own.x < 0) continue;
             float* const to =
                 prefix_sums_of<kHeadDim>(params, partial_row(params, own.x, head_k, own.y), split, kClasses, of_class);
-#pragma unroll
-            for (int n = 0; n < kBlocks; ++n)
-                *reinterpret_cast<float2*>(to + n * 8 + lane % 4 * 2) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
-            if (lane % 4 == 0) to[kHeadDim] = kept_maximum[r];
-            to[kHeadDim + 1 + lane % 4] = row_sum[r];
+            store_prefix_sums<kHeadDim>(to, lane, kept_maximum[r], row_sum[r],
+                                        [&](int n) { return make_float2(o[n][2 * r], o[n][2 * r + 1]); });
         }
     }
 
@@ -310,7 +280,7 @@ __global__ void __launch_bounds__(PrefixOf<Kernel, kClasses>::kThreads)
     const int of_class = static_cast<int>(blockIdx.x % kClasses), index = static_cast<int>(blockIdx.x / kClasses);
     const int head_of_all = divide(index, params.by_heads), head = index - head_of_all * params.heads_k;
     const int split = head_of_all / params.shared.tiles, number = head_of_all - split * params.shared.tiles;
-    const PrefixTile tile = find_prefix_tile(params.shared, params.batch, number, Body::sequences_of_tile(params));
+    const PrefixTile tile = find_prefix_tile(params.shared, params.batch, number, sequences_of_prefix_tile(params, kPrefixRows));
     if (tile.begin >= 0) Body(params, shared, head, split, of_class).run(tile);
 }
 

@@ -1,9 +1,8 @@
 // Whether decode takes the hint that sequences share their first keys, and how (decode_prefix.cuh). Host only, no CUDA header.
 #pragma once
 
-#include <algorithm>
-
 #include "cuda/host/decode_splits.h"
+#include "cuda/host/prefix_tiles.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/plans.h"
 #include "cuda/sm80/decode_instance.h"
@@ -15,16 +14,6 @@ namespace libflash::cuda::sm80 {
 constexpr int64_t kFewestSharers = 4, kFewestKeys = 256;
 // Sums of each row, and bytes of all of them: with more the workspace becomes too large.
 constexpr int64_t kMostPrefixSums = 64, kMostPrefixBytes = 256 << 20;
-
-// Sequences whose rows fit into a tile.
-inline int64_t sequences_of_prefix_tile(const DecodeProblem& problem) {
-    return kPrefixWarps * (kDecodeSlab / (problem.seqlen_q * problem.group_size()));
-}
-// No groups have more tiles.
-inline int64_t most_prefix_tiles(const DecodeProblem& problem) {
-    const int64_t groups = std::min(problem.shared.count, problem.batch / 2), of_tile = sequences_of_prefix_tile(problem);
-    return (problem.batch + groups * (of_tile - 1)) / of_tile;
-}
 
 // The rows are as many in each sequence, at most a slab, and see the keys from the first one on.
 inline bool takes_prefixes(const DecodeProblem& problem) {

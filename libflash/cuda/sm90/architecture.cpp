@@ -11,8 +11,9 @@ namespace {
 int shared_bytes(const KernelConfig&) { return 0; }  // every GPU of this architecture has enough shared memory
 
 bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {
-    const auto supports = config.operation == Operation::prefill ? sm90::supports_prefill : sm90::supports_decode;
-    return supports(config, problem, why);
+    if (config.operation == Operation::prefill) return sm90::supports_prefill(config, problem, why);
+    if (config.operation == Operation::decode_prefix) return sm90::supports_prefix(config, problem, why);
+    return sm90::supports_decode(config, problem, why);
 }
 
 }  // namespace
@@ -29,6 +30,7 @@ const Architecture architecture_sm90 = {
     sm90::plan_backward,
     sm90::plan_decode,
     sm90::plan_prefill,
+    sm90::plan_prefix,
     sm90::plan_forward_tangent,
     sm90::plan_backward_tangent,
     nullptr,

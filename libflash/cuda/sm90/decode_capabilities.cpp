@@ -76,4 +76,7 @@ bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, s
     return loads_keys(problem, why);
 }
 
+// The plan of sm80 has already found that the call is one for shared keys.
+bool supports_prefix(const KernelConfig&, const DecodeProblem& problem, std::string* why) { return loads_keys(problem, why); }
+
 }  // namespace libflash::cuda::sm90

@@ -1,9 +1,10 @@
 // The plans of the sm_90a decode kernels. Both take rows of any lengths. That for values in the keys takes all rows of a call;
-// that for many rows leaves long chunks to the prefill kernel.
+// that for many rows leaves long chunks to the prefill kernel. And the launch of that for keys that sequences share.
 #include <algorithm>
 
 #include "cuda/host/decode_plan.h"
 #include "cuda/host/limits.h"
+#include "cuda/host/prefix_tiles.h"
 #include "cuda/sm90/decode_rows_instance.h"
 #include "cuda/sm90/plan.h"
 
@@ -60,6 +61,11 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     check_sizes(problem);
     if (!has_values_in_keys(kernel.config)) return plan_many_rows(kernel, problem, device, prefill);
     return make_plan(kernel, DecodeSizes(kernel.config, problem, device, 0), {0, "values in the keys"}, {}, true);
+}
+
+void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
+    plan.prefix_kernel = {kernel.config.name, kernel.decode_prefix};
+    plan_prefix_launch(plan, problem, kernel.config.tile_q, kernel.resources(0, 0));
 }
 
 }  // namespace libflash::cuda::sm90

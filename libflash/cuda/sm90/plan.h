@@ -14,6 +14,7 @@ BackwardPlan plan_wide_backward(const Kernel& kernel, const AttentionProblem& pr
 
 DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device,
                        const DecodePrefill& prefill);
+void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem);
 PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device);
 ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device);
 BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device);
@@ -27,6 +28,7 @@ inline bool has_lengths_on_device(const AttentionProblem& problem) {
 // See Architecture::supports.
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
+bool supports_prefix(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why);
 

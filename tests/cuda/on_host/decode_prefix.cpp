@@ -1,9 +1,10 @@
-// Runs decode over keys that sequences share twice, without and with the hint, and compares the bits. Arguments:
+// Runs decode over keys that sequences share twice, without and with the hint, and compares the bits. With PREFIX_TILE the shared
+// keys are those of the kernel of sm90, where it takes the pages. Arguments:
 // 1 the query rows of a sequence; 2 the query heads of a key head; 3 the number of splits (0: the plan's, negative: the split
 // size); 4 keys of a page (0: all sequences have the same cache entry); 5 which groups there are; 6 appended rows of each
-// sequence, with rotary embedding; 7 whether rows are invariant; 8 options: 1 softcap and sinks, 2 ALiBi, 4 a window, 8 causal;
-// 9 multiprocessors, on which the splits and the key heads of a thread block depend; 10 whether copies complete late; 11 the
-// disorder of the warps.
+// sequence, with rotary embedding; 7 whether rows are invariant; 8 options: 1 softcap and sinks, 2 ALiBi, 4 a window, 8 causal,
+// 16 a scale so small that the kept maximum hardly moves; 9 multiprocessors, on which the splits and the key heads of a thread
+// block depend; 10 whether copies complete late; 11 the disorder of the warps.
 // Prints whether the hint was used; exit code 0 means that no bit differs.
 #include "emulation.h"
 
@@ -14,6 +15,10 @@
 #include "decode_instances.h"
 #include "decode_problem.h"
 #include "numbers.h"
+#ifdef PREFIX_TILE
+#include "cuda/sm90/decode_plan.cpp"
+#include "prefix_instances.h"
+#endif
 
 using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr int kDim = HEAD_DIM, kHeadsK = 2, kBatch = 13, kCapacity = 700, kLongest = 600;
@@ -110,7 +115,7 @@ struct Problem {
             p.rotary_cos = view(cos.data(), DType::f32, {kCapacity, kDim / 2});
             p.rotary_sin = p.rotary_cos, p.rotary_sin.data = sin.data();
         }
-        p.softmax_scale = 0.7;  // so large that the kept maximum moves often
+        p.softmax_scale = c.options & 16 ? 0.05 : 0.7;  // the larger one moves the kept maximum often
         p.causal = c.options & 8;
         if (c.options & 4) p.window.left = 300;
         p.mask_rule = p.window;
@@ -130,6 +135,18 @@ struct Problem {
     }
 };
 
+// As the plan layer does.
+void take_prefix_kernel([[maybe_unused]] cuda::DecodePlan& plan, [[maybe_unused]] const DecodeProblem& problem) {
+#ifdef PREFIX_TILE
+    if (plan.prefix.blocks == 0 || problem.cache.page_size % 16 != 0) return;
+    Kernel kernel;
+    kernel.config = PrefixKernelOfSm90::config;
+    kernel.resources = resources_of_decode_prefix<PrefixKernelOfSm90>;
+    kernel.decode_prefix = launch_decode_prefix<PrefixKernelOfSm90>;
+    sm90::plan_prefix(plan, kernel, problem);
+#endif
+}
+
 struct Result {
     std::vector<T> out, k, v;
     std::vector<float> lse;
@@ -146,7 +163,8 @@ Result run(const Case& c, bool hint) {
     kernel.decode = launch_decode<DecodeKernel>;
     DeviceProperties device;
     device.arch = 90, device.multiprocessors = c.multiprocessors, device.shared_memory_bytes = 227 << 10;
-    const cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, {});
+    cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, {});
+    take_prefix_kernel(plan, problem);
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
     cuda::decode(kernel, problem, plan, workspace, nullptr);
@@ -173,7 +191,9 @@ int main(int, char** argv) {
     int absent = 0;
     for (T x : with.out) absent += wide(x) != wide(x);
     if (!true_hint) absent = 0;
-    std::printf("%s %d bits differ, %d absent, hint %s, %s, then %s, %d splits\n", wrong + absent == 0 ? "ok" : "WRONG", wrong,
-                absent, used ? "used" : "unused", without.plan.instance.name, with.plan.instance.name, int(with.plan.splits));
+    const char* const by = with.plan.prefix_kernel.name;
+    std::printf("%s %d bits differ, %d absent, hint %s%s%s, %s, then %s, %d splits\n", wrong + absent == 0 ? "ok" : "WRONG",
+                wrong, absent, used ? "used" : "unused", by ? " by " : "", by ? by : "", without.plan.instance.name,
+                with.plan.instance.name, int(with.plan.splits));
     return wrong + absent == 0 ? 0 : 1;
 }

@@ -47,6 +47,7 @@ inline char* dynamic_shared = shared_memory[0];                     // of the ru
 
 struct Barrier {
     int waiting = 0, passed = 0;
+    bool votes[3] = {};  // of three rounds
 };
 
 // Where a fiber or the scheduler goes on. The compiler's own setjmp, because swapcontext makes two system calls per switch.

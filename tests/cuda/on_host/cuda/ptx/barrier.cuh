@@ -58,6 +58,15 @@ inline void fence_barrier_init() {}
 inline void fence_shared_for_async() {}
 inline void named_barrier_wait(int id, int threads) { emulation::wait(emulation::machine.block->named[id], threads); }
 inline void named_barrier_arrive(int id, int threads) { emulation::arrive(emulation::machine.block->named[id], threads); }
+// The votes of a round stay until all threads are in the next one but one.
+inline bool named_barrier_or(int id, int threads, bool condition) {
+    emulation::Barrier& barrier = emulation::machine.block->named[id];
+    const int round = barrier.passed;
+    barrier.votes[round % 3] |= condition;
+    barrier.votes[(round + 1) % 3] = false;
+    emulation::wait(barrier, threads);
+    return barrier.votes[round % 3];
+}
 template <int>
 void decrease_registers() {}
 template <int>

@@ -1,0 +1,253 @@
+// The consumer warpgroups of the sm_90a kernel for keys that sequences share: each has 64 rows, with P and O in registers. While
+// it turns the scores of a tile into P, the tensor cores multiply P of the tile before by V, or work for the other warpgroup.
+//
+// Sums have the order of sm80/decode_prefix.cuh. Scores are sums over the even and over the odd steps of channels. Of the four
+// units of a tile each may raise kept maxima: then O is rescaled between their products (attend_units()). That is rare, so the
+// warps agree first whether no unit does; then one batch of products takes the tile.
+#pragma once
+
+#include "cuda/attention/combine_splits.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/ptx/uniform.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/decode_prefix_softmax.cuh"
+#include "cuda/sm90/decode_prefix_storage.cuh"
+#include "cuda/sm90/warp_roles.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct DecodePrefixConsumer {
+    using T = typename Traits::T;
+    using QTile = typename Traits::QTile;
+    using KTile = typename Traits::KTile;
+    using VTile = typename Traits::VTile;
+    using Tiles = DecodePrefixTiles<Traits>;
+    using NoValues = typename Tiles::NoValues;
+    using Softmax = DecodePrefixSoftmax<Traits>;
+    using Pipeline = PipelineState<Traits::kStages>;
+    static constexpr int kBlockN = Traits::kBlockN, kSteps = Traits::kHeadDim / 16, kUnits = Traits::kUnits;
+    static constexpr int kScores = Softmax::kScores, kSums = Traits::kHeadDim / 2;
+    static constexpr int kAllConsumers = 1, kVotes = 2;  // named barriers; kVotes: of the first warpgroup
+
+    const DecodePrefixContext<Traits>& context;
+
+    struct State {
+        int group, lane, row;  // row: the first one of the thread
+        typename Softmax::Scores s;
+        float odd[kScores];  // the sums over odd steps
+        uint32_t p[kUnits][4];
+        float o[kSums];
+        uint32_t absent;  // units of the tile that do not exist
+        bool added;       // P V of the tile before has been added
+        Softmax softmax;
+    };
+
+    __device__ __forceinline__ void run() const {
+        const int warp = uniform_warp() - 4;  // of all consumers
+        State c;
+        c.group = warp / 4, c.lane = static_cast<int>(threadIdx.x & 31), c.row = 16 * warp + c.lane / 4;
+        load_queries();
+        if (context.storage.rows[c.group * Traits::kGroupRows].batch < 0) return skip_tiles(c.lane);
+        const bool exists[2] = {context.storage.rows[c.row].batch >= 0, context.storage.rows[c.row + 8].batch >= 0};
+        c.softmax.begin(context.params, c.lane / 4, exists);
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) c.o[i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kUnits * 4; ++i) c.p[i / 4][i % 4] = 0;
+        c.added = true;
+        Pipeline k(context.storage.k), v(context.storage.v);
+        const int tiles = work_tile().tiles;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            begin_scores(c, k);
+            if (tile > 0) v.wait_full();
+            begin_values(c, v);
+            take_scores(c, k, tile);
+            c.added = uniform(named_barrier_or(kVotes + c.group, 128, c.softmax.exceeds(c.s)));
+            if (!c.added) c.softmax.template exponentiate<kScores>(c.s);
+            finish_values(c);
+            if (tile > 0) release(v, c.lane);
+            if (c.added) {
+                attend_units(c, v);
+            } else {
+#pragma unroll
+                for (int unit = 0; unit < kUnits; ++unit) Softmax::round(c.s, unit, c.p[unit]);
+            }
+        }
+        v.wait_full();
+        begin_values(c, v);
+        finish_values(c);
+        store(c);
+    }
+
+private:
+    __device__ __forceinline__ const PrefixWorkTile& work_tile() const { return context.storage.work_tile; }
+
+    __device__ __forceinline__ static int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
+
+    __device__ __forceinline__ static void release(Pipeline& state, int lane) {
+        if (arrives_for_warp(lane)) state.empty().arrive();
+        state.advance();
+    }
+
+    // Of a warpgroup without rows: only releases what the producer loads. No lane falls behind: it would miss a phase.
+    __device__ __forceinline__ void skip_tiles(int lane) const {
+        Pipeline k(context.storage.k), v(context.storage.v);
+        const int tiles = work_tile().tiles;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            k.wait_full();
+            __syncwarp();
+            release(k, lane);
+            v.wait_full();
+            __syncwarp();
+            release(v, lane);
+        }
+    }
+
+    // Copies the rows of the tile. Rows and channels that do not exist are zeros.
+    __device__ __forceinline__ void load_queries() const {
+        const DecodeParams& params = context.params;
+        constexpr int kVectors = Traits::kHeadDim / 8;
+#pragma unroll 1
+        for (int i = consumer_thread(); i < Traits::kBlockM * kVectors; i += Traits::kConsumers) {
+            const int row = i / kVectors, vector = i % kVectors;
+            const PrefixRow& own = context.storage.rows[row];
+            const int query = divide(own.packed, params.by_group),
+                      head = work_tile().head_k * params.group_size + own.packed - query * params.group_size;
+            const T* const from = static_cast<const T*>(params.q.data) + max(own.batch, 0) * params.q.batch +
+                                  query * params.q.row + head * params.q.head + vector * 8;
+            cp_async_16(context.tiles.q + QTile::offset(row, vector), from, own.batch >= 0 && vector * 8 < params.head_dim);
+        }
+        for (int at = consumer_thread() * 16; at < Tiles::kNoValuesBytes; at += Traits::kConsumers * 16)
+            store_zeros_16(context.tiles.no_values() + at);
+        cp_async_commit();
+        cp_async_wait<0>();
+        fence_shared_for_async();
+        named_barrier_wait(kAllConsumers, Traits::kConsumers);
+    }
+
+    // Issues Q K^T.
+    __device__ __forceinline__ void begin_scores(State& c, Pipeline& k) const {
+        k.wait_full();
+        c.absent = context.storage.absent[k.stage];
+        const uint32_t q = uniform(context.tiles.q + c.group * Traits::kGroupRows * 128),
+                       keys = uniform(context.tiles.k(k.stage));
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            Wgmma<T, kBlockN>::template multiply_shared<false>(step % 2 ? c.odd : c.s, QTile::k_major_operand(q, step),
+                                                               KTile::k_major_operand(keys, step), step > 1);
+        wgmma_commit();
+    }
+
+    // Issues O += P V. If that has been added, V is zeros: the compiler serialises products that are issued under a condition.
+    __device__ __forceinline__ void begin_values(State& c, const Pipeline& v) const {
+        const uint32_t values = uniform(context.tiles.v(v.stage)), none = uniform(context.tiles.no_values());
+        wgmma_fence();
+#pragma unroll
+        for (int unit = 0; unit < kUnits; ++unit)
+            Wgmma<T, Traits::kHeadDim>::template multiply<true>(
+                c.o, c.p[unit], c.added ? NoValues::mn_major_operand(none, 0) : VTile::mn_major_operand(values, unit), true);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void finish_values(State& c) const {
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.o);
+    }
+
+    // From dot products to scores in base-2 units, while the products with V are under way.
+    __device__ __forceinline__ void take_scores(State& c, Pipeline& k, int tile) const {
+        wgmma_wait<1>();
+        wgmma_fence_operand(c.s);
+        wgmma_fence_operand(c.odd);
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) c.s[i] += c.odd[i];
+        release(k, c.lane);
+        scale_and_cap(c.s);
+        if (work_tile().key_of(tile, kBlockN, 0) < work_tile().plain ||
+            work_tile().key_of(tile, kBlockN, kBlockN - 1) >= work_tile().plain_end)
+            mask(c, tile);
+        if (c.absent) {
+#pragma unroll
+            for (int i = 0; i < kScores; ++i)
+                if (c.absent >> i / Softmax::kOfUnit & 1) c.s[i] = -INFINITY;
+        }
+    }
+    __device__ __forceinline__ void scale_and_cap(typename Softmax::Scores& s) const {
+        const auto take = [&](int count) {
+            scale_and_cap_log2(context.params, [&](const auto& rule) {
+#pragma unroll
+                for (int i = 0; i < count; ++i) rule(s[i], 0, 0);
+            });
+        };
+        if (!(context.params.softcap > 0.0f)) return take(kScores);
+        // One unit after the other, because the code is long.
+#pragma unroll 1
+        for (int unit = 0; unit < kUnits; ++unit) {
+            take(Softmax::kOfUnit);
+            rotate(s);
+        }
+    }
+    // The next unit becomes the first one.
+    __device__ __forceinline__ static void rotate(typename Softmax::Scores& s) {
+#pragma unroll
+        for (int i = 0; i < Softmax::kOfUnit; ++i) {
+            const float first = s[i];
+#pragma unroll
+            for (int at = i; at + Softmax::kOfUnit < kScores; at += Softmax::kOfUnit) s[at] = s[at + Softmax::kOfUnit];
+            s[kScores - Softmax::kOfUnit + i] = first;
+        }
+    }
+    __device__ __forceinline__ void mask(State& c, int tile) const {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const VisibleRange seen = context.storage.rows[c.row + 8 * r].keys;
+#pragma unroll
+            for (int i = 0; i < kScores; ++i) {
+                if (i / 2 % 2 != r) continue;
+                const int key = work_tile().key_of(tile, kBlockN, i / 4 * 8 + i % 2) + c.lane % 4 * 2;
+                if (key < seen.begin || key >= seen.end) c.s[i] = -INFINITY;
+            }
+        }
+    }
+
+    // One unit after the other, as each may raise kept maxima.
+    __device__ __forceinline__ void attend_units(State& c, const Pipeline& v) const {
+        v.wait_full();
+        const uint32_t values = uniform(context.tiles.v(v.stage));
+#pragma unroll 1
+        for (int unit = 0; unit < kUnits; ++unit) {
+            float factor[2];
+            if (c.softmax.raise(c.s, factor)) {
+#pragma unroll
+                for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
+            }
+            c.softmax.template exponentiate<Softmax::kOfUnit>(c.s);
+            Softmax::round(c.s, 0, c.p[0]);
+            wgmma_fence_operand(c.o);
+            wgmma_fence();
+            Wgmma<T, Traits::kHeadDim>::template multiply<true>(c.o, c.p[0], VTile::mn_major_operand(values, unit), true);
+            wgmma_commit();
+            finish_values(c);
+            rotate(c.s);
+        }
+    }
+
+    __device__ __forceinline__ void store(const State& c) const {
+        const DecodeParams& params = context.params;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const PrefixRow& own = context.storage.rows[c.row + 8 * r];
+            if (own.batch < 0) continue;
+            const int64_t row = partial_row(params, own.batch, work_tile().head_k, own.packed);
+            float* const to =
+                prefix_sums_of<Traits::kHeadDim>(params, row, work_tile().split, work_tile().classes, work_tile().of_class);
+            store_prefix_sums<Traits::kHeadDim>(to, c.lane, c.softmax.kept_maximum[r], c.softmax.row_sum[r],
+                                                [&](int n) { return make_float2(c.o[4 * n + 2 * r], c.o[4 * n + 2 * r + 1]); });
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm90

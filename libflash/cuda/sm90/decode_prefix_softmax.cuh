@@ -1,0 +1,78 @@
+// The softmax of a consumer thread of the sm_90a kernel for keys that sequences share, for its two rows. Each step is that of
+// sm80/decode_prefix.cuh, in the same order: the sums have the same bits.
+#pragma once
+
+#include "cuda/attention/online_softmax.cuh"
+#include "cuda/attention/shared_prefix.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/quad.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct DecodePrefixSoftmax {
+    using T = typename Traits::T;
+    static constexpr int kScores = Traits::kBlockN / 2, kOfUnit = Traits::kUnit / 2;
+    using Scores = float[kScores];
+
+    float kept_maximum[2], row_sum[2];
+    uint64_t voters[2];
+
+    // `row`: of the thread's first one in its slab; exists[r]: whether there is such a row.
+    __device__ __forceinline__ void begin(const DecodeParams& params, int row, const bool (&exists)[2]) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            voters[r] = voters_of_row(params, row + 8 * r);
+            // The scores of rows that do not exist are at most 0 and never raise it.
+            kept_maximum[r] = exists[r] ? kNoScore : 0.0f;
+            row_sum[r] = 0.0f;
+        }
+    }
+
+    // Whether a score exceeds a kept maximum of the thread by too much.
+    __device__ __forceinline__ bool exceeds(const Scores& s) const {
+        float largest[2] = {s[0], s[2]};
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
+        return is_high(largest[0], 0) || is_high(largest[1], 1);
+    }
+
+    // Raises kept maxima by the first unit of `s`. Returns whether there is a factor for accumulators.
+    __device__ __forceinline__ bool raise(const Scores& s, float (&factor)[2]) {
+        float largest[2] = {s[0], s[2]};
+#pragma unroll
+        for (int i = 0; i < kOfUnit; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
+        const uint32_t low = __ballot_sync(0xffffffffu, is_high(largest[0], 0)),
+                       high = __ballot_sync(0xffffffffu, is_high(largest[1], 1));
+        const uint64_t votes = uint64_t{high} << 32 | low;
+        if (!votes) return false;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float raised = quad_max(largest[r]);
+            if (!(votes & voters[r])) raised = kept_maximum[r];
+            factor[r] = raise_kept_maximum(kept_maximum[r], raised);
+            row_sum[r] *= factor[r];
+        }
+        return true;
+    }
+
+    // The first kCount scores become P.
+    template <int kCount>
+    __device__ __forceinline__ void exponentiate(Scores& s) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            s[i] = exp2_approx(s[i] - kept_maximum[i / 2 % 2]);
+            row_sum[i / 2 % 2] += s[i];
+        }
+    }
+    // An A operand of 16 keys.
+    __device__ __forceinline__ static void round(const Scores& s, int unit, uint32_t (&p)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) p[i] = pack_pair(s[kOfUnit * unit + 2 * i], s[kOfUnit * unit + 2 * i + 1], T());
+    }
+
+private:
+    __device__ __forceinline__ bool is_high(float score, int r) const { return score - kept_maximum[r] > kDecodeSlack; }
+};
+
+}  // namespace libflash::cuda::sm90

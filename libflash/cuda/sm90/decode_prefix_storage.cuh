@@ -1,0 +1,65 @@
+// The shared memory of the sm_90a kernel for keys that sequences share: first Q, the stages of K and V, and zeros, then barriers,
+// the work tile, and what is known of its rows.
+#pragma once
+
+#include "cuda/attention/shared_prefix.cuh"
+#include "cuda/sm90/decode_prefix_traits.cuh"
+#include "cuda/sm90/kernel_context.cuh"
+#include "cuda/sm90/pipeline.cuh"
+
+namespace libflash::cuda::sm90 {
+
+struct DecodePrefixTensorMaps {
+    CUtensorMap k, v;  // boxes of the keys of a unit
+};
+
+// Shared addresses of the tiles.
+template <class Traits>
+struct DecodePrefixTiles {
+    using NoValues = SwizzledTile<Traits::kUnit, Traits::kHeadDim>;  // V of a unit, zeros
+    static constexpr int kNoValuesBytes = NoValues::kBytes, kBytes = Traits::kTileBytes + kNoValuesBytes;
+    uint32_t q;
+
+    __device__ __forceinline__ explicit DecodePrefixTiles(const char* memory) : q(shared_address(memory)) {}
+    __device__ __forceinline__ uint32_t k(int stage) const { return q + Traits::QTile::kBytes + stage * Traits::KTile::kBytes; }
+    __device__ __forceinline__ uint32_t v(int stage) const { return k(Traits::kStages) + stage * Traits::VTile::kBytes; }
+    __device__ __forceinline__ uint32_t no_values() const { return v(Traits::kStages); }
+};
+
+// A tile of keys has kUnits units of the class, of which every `classes`-th unit of all keys is one.
+struct PrefixWorkTile {
+    int32_t head_k, split, classes, of_class;
+    int32_t sequence;          // whose keys they are
+    int32_t shared_keys;       // of the group, in all splits
+    int32_t first, last;       // keys that some row sees: [first, last)
+    int32_t plain, plain_end;  // all rows see these keys of them
+    int32_t begin, tiles;      // first key of the first tile, of all classes; number of tiles
+
+    // Key number `key` of the class in a tile.
+    __device__ __forceinline__ int key_of(int tile, int tile_keys, int key) const {
+        const int unit = key / kDecodeSlab, in_unit = key % kDecodeSlab;
+        return begin + (tile * tile_keys + unit * kDecodeSlab) * classes + of_class * kDecodeSlab + in_unit;
+    }
+};
+
+template <class Traits>
+struct DecodePrefixStorage {
+    PipelineBarriers<Traits::kStages> k, v;
+    PrefixWorkTile work_tile;
+    PrefixRow rows[Traits::kBlockM];
+    uint32_t absent[Traits::kStages];  // units whose page does not exist: a bit for each
+
+    // One thread calls it.
+    __device__ __forceinline__ void init() {
+        k.init(Traits::kConsumers / 32 * kArrivalsOfWarp);
+        v.init(Traits::kConsumers / 32 * kArrivalsOfWarp);
+        fence_barrier_init();
+    }
+};
+
+// What all parts of the kernel work with.
+template <class Traits>
+using DecodePrefixContext =
+    KernelContext<DecodeParams, DecodePrefixTensorMaps, DecodePrefixStorage<Traits>, DecodePrefixTiles<Traits>>;
+
+}  // namespace libflash::cuda::sm90
