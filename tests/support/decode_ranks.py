@@ -5,13 +5,12 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import libflash.torch
 import numpy as np
 import torch
 from context_ranks import run_ranks
 from decode_cases import DecodeCase
 from key_shards import KeyShards
-
-import libflash.torch
 
 KEYS = 4  # of a shard's unit
 CASES = [

@@ -62,9 +62,12 @@ private:
         const int tiles = work_tile().tiles;
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
+            // All lanes have seen a phase before it can end: one that fell behind would wait for the phase after the next one.
             k.wait_full();
+            __syncwarp();
             release(k, lane);
             v.wait_full();
+            __syncwarp();
             release(v, lane);
         }
     }
