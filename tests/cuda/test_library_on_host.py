@@ -1,5 +1,5 @@
 """The library with its float64 kernels on the host, through the C interface: the cases of the CPU kernels against the same
-reference. Shows that plans and parameters are those that the kernels need; see test_on_host.py for what it does not show.
+reference. Shows that plans and parameters are those that the kernels need; see emulated_runs.py for what it does not show.
 """
 
 from __future__ import annotations

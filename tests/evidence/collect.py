@@ -56,7 +56,8 @@ MOST_WORKERS = 22
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 NO_GPU = "no CUDA device"  # the reason with which tests/cuda skips
 WAITING = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
-ON_HOST = ("test_on_host.py",)  # needs no GPU, and takes minutes of processor time
+# These need no GPU, and take minutes of processor time.
+ON_HOST = tuple(sorted(path.name for path in (ROOT / "tests/cuda").glob("test_on_host_*.py")))
 ON_ALL = ("test_context_gpus.py", "test_two_devices.py")  # need several GPUs: of the stage `context`
 ALSO_ON_ALL = ("test_jax_cuda.py::test_sharded_over_two_gpus",)  # where the tests see one GPU, it is skipped
 TOKENS, QUICK_TOKENS = ("32768", "65536", "131072"), ("32768",)

@@ -42,6 +42,7 @@ def test_verdict_of_the_tests(codes: list[int | None], data: dict, status: str) 
 
 
 def test_the_tests_with_a_time_or_place_of_their_own_are_there() -> None:
+    assert collect.ON_HOST
     files = [name.partition("::") for name in collect.WAITING + collect.ON_HOST + collect.ON_ALL + collect.ALSO_ON_ALL]
     for name, _, test in files:
         assert f"def {test}" in (sources.ROOT / "tests/cuda" / name).read_text()

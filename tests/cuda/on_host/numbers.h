@@ -30,7 +30,7 @@ std::vector<double> wide(const std::vector<Number>& x) {
     return widened;
 }
 
-// The sums of the checks. By the compiler options of the programs (test_on_host.py) they would take half of their time.
+// The sums of the checks. By the compiler options of the programs (emulated_programs.py) they would take half of their time.
 __attribute__((optimize("O3"))) inline double dot(const double* a, const double* b, int count) {
     double sums[4] = {}, sum = 0;
     int i = 0;
