@@ -37,8 +37,14 @@ def benchmark() -> types.ModuleType:
 
 @pytest.fixture
 def cells(benchmark: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Small cells on the CPU."""
-    return cells_on_the_cpu(monkeypatch, "_derivatives", SMALL)
+    """Small cells on the CPU, with another function in place of the Triton kernel, which is not installed."""
+    module = cells_on_the_cpu(monkeypatch, "_derivatives", SMALL)
+    package, kernel = (types.ModuleType(name) for name in ("jvp_flash_attention", "jvp_flash_attention.jvp_attention"))
+    kernel.JVPAttn = types.SimpleNamespace(fwd_dual=module.plain)
+    for x in (package, kernel):
+        monkeypatch.setitem(sys.modules, x.__name__, x)
+    monkeypatch.setitem(module.SECTIONS, "triton", module.triton_kernel)
+    return module
 
 
 def test_every_cell_is_there_once(benchmark: types.ModuleType) -> None:
