@@ -46,6 +46,7 @@ def decode_cases_of_codes(large: str, small: str) -> list[Case]:
         codes("H200", kernel(large, shared, "64x64", pipeline="3 stages"), rows=5),
         codes("A100", kernel(small, few, "16x64", splits="10 ranges", pipeline="3 stages")),
         Case("H200", "decode", paged, pages, kernel(large, two, "16x32", splits="2 ranges")),
+        Case("H200", "decode", (tensor(32, 1, 128, 128), *paged[1:]), pages, kernel(large, own, "16x64")),
     ]
 
 
