@@ -65,7 +65,7 @@ def test_there_are_cases() -> None:
 def test_codes_have_the_bits_of_their_values(head_dim: int, dtype: str, code: str) -> None:
     """For one and several query rows of a key head, one and two key heads of a thread block, pages, splits."""
     for rows, heads, batch, options in (
-        (1, 2, 2, {}), (1, 8, 64, {}), (3, 3, 2, {"num_splits": 5}), (9, 2, 2, {"split_size": 128}),
+        (1, 2, 2, {}), (1, 8, 64, {}), (3, 8, 64, {}), (3, 3, 2, {"num_splits": 5}), (9, 2, 2, {"split_size": 128}),
         (40, 1, 1, {"causal": False}),
     ):  # fmt: skip
         shape = (batch * 33, 16, heads, head_dim)

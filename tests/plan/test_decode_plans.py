@@ -36,6 +36,8 @@ def decode_cases_of_codes(large: str, small: str) -> list[Case]:
     turned = dict.fromkeys(("rotary_cos", "rotary_sin"), tensor(8192, 64, dtype=abi.FLOAT32))
     paged = (tensor(32, 1, 32, 128), *(tensor(32 * 512, 16, 8, 128, dtype=abi.E4M3, address=n * ADDRESS) for n in (4, 8)))
     pages = {"block_table": tensor(32, 512, dtype=abi.INT32), "cache_seqlens": tensor(32, dtype=abi.INT32)}
+    many, apart = (tensor(32, 1, 128, 128), *paged[1:]), "append codes: 128 "
+    paged_news = {name: tensor(32, 1, 8, 128, address=n * ADDRESS) for n, name in ((2, "k_new"), (3, "v_new"))}
     return [
         codes("H200", kernel(large, few, "16x64", splits="16 ranges", pipeline="3 stages")),
         codes("H200", kernel(large, few, "16x64", splits="16 ranges"), rows=2),
@@ -46,7 +48,9 @@ def decode_cases_of_codes(large: str, small: str) -> list[Case]:
         codes("H200", kernel(large, shared, "64x64", pipeline="3 stages"), rows=5),
         codes("A100", kernel(small, few, "16x64", splits="10 ranges", pipeline="3 stages")),
         Case("H200", "decode", paged, pages, kernel(large, two, "16x32", splits="2 ranges")),
-        Case("H200", "decode", (tensor(32, 1, 128, 128), *paged[1:]), pages, kernel(large, own, "16x64")),
+        # 16 rows of a key head: the instance for two key heads cannot append.
+        Case("H200", "decode", many, pages, kernel(large, "8-bit codes, two key heads", "16x32")),
+        Case("H200", "decode", many, pages | paged_news, kernel(large, "8-bit codes, two key heads", "16x32", launch=apart)),
     ]
 
 

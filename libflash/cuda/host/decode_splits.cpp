@@ -46,12 +46,11 @@ int64_t fastest_splits(const DecodeSizes& sizes) {
     return best;
 }
 
-// Over codes, and over their values with the same scales, which have the same splits, only with few rows.
 bool can_take_two_heads(const DecodeSizes& sizes) {
     const KernelConfig& config = sizes.config;
     const int element = static_cast<int>(element_bytes(sizes.problem.dtype));
-    return !sizes.shares_keys() && (!sizes.has_splits_of_codes() || are_few_rows(sizes.group_rows())) &&
-           sizes.problem.heads_k % 2 == 0 && decode_key_heads(config.head_dim, config.tile_k, config.stages, element) == 2 &&
+    return !sizes.shares_keys() && sizes.problem.heads_k % 2 == 0 &&
+           decode_key_heads(config.head_dim, config.tile_k, config.stages, element) == 2 &&
            sizes.blocks_per_multiprocessor() >= 2;
 }
 

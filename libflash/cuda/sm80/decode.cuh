@@ -160,12 +160,13 @@ auto with_instance(int instance, const DoWith& do_with) {
         case DecodeKind::own_keys_scaled: return do_with(Own(), No(), Scaled());
         case DecodeKind::two_heads_scaled: return do_with(OwnOfTwo(), No(), Scaled());
         case DecodeKind::shared_keys_of_codes: return do_with(Shared(), No(), Codes());
+        case DecodeKind::own_keys_of_codes: return do_with(Own(), No(), Codes());
         case DecodeKind::own_keys_of_codes_append: return do_with(Own(), OfCodes(), Codes());
         case DecodeKind::few_rows: return do_with(Few(), No(), Codes());
         case DecodeKind::few_rows_append: return do_with(Few(), OfCodes(), Codes());
         case DecodeKind::two_heads_few_rows: return do_with(FewOfTwo(), No(), Codes());
         case DecodeKind::two_heads_few_rows_append: return do_with(FewOfTwo(), OfCodes(), Codes());
-        default: return do_with(Own(), No(), Codes());
+        default: return do_with(OwnOfTwo(), No(), Codes());
     }
 }
 

@@ -11,9 +11,10 @@ namespace libflash::cuda {
 //   shared_keys       more than 16 query rows share a key head: each warp has its own rows and works on all keys
 //   own_keys          each warp works on the keys that it has loaded
 //   own_keys_append   the same, and the kernel appends one new row and rotates the queries
-//   two_heads         like own_keys, for two key heads per thread block; over codes with few rows alone
+//   two_heads         like own_keys, for two key heads per thread block
 //   two_heads_append  the same, and the kernel appends and rotates
-//   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only. ..._append: as above, with quantisation
+//   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only. ..._append: as above, with quantisation; of
+//                     two_heads only with few rows (can_append_codes())
 //   ..._few_rows      over codes: at most 8 query rows share a key head
 //   ..._scaled        the cache holds elements of the type of the queries, with scales
 //   ragged...         rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
@@ -28,6 +29,7 @@ enum class DecodeKind {
     two_heads_append,
     shared_keys_of_codes,
     own_keys_of_codes,
+    two_heads_of_codes,
     ragged,
     shared_keys_scaled,
     own_keys_scaled,
@@ -54,8 +56,9 @@ constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_i
     }
     if (storage != DecodeStorage::plain) {
         if (shares_keys) return codes ? DecodeKind::shared_keys_of_codes : DecodeKind::shared_keys_scaled;
-        if (codes) return appends_inside ? DecodeKind::own_keys_of_codes_append : DecodeKind::own_keys_of_codes;
-        return key_heads == 2 ? DecodeKind::two_heads_scaled : DecodeKind::own_keys_scaled;
+        if (codes && appends_inside) return DecodeKind::own_keys_of_codes_append;
+        if (key_heads == 2) return codes ? DecodeKind::two_heads_of_codes : DecodeKind::two_heads_scaled;
+        return codes ? DecodeKind::own_keys_of_codes : DecodeKind::own_keys_scaled;
     }
     if (shares_keys) return DecodeKind::shared_keys;
     if (key_heads == 2) return appends_inside ? DecodeKind::two_heads_append : DecodeKind::two_heads;
@@ -68,6 +71,9 @@ constexpr DecodeKind ragged_decode_kind(bool codes, bool general) {
     return codes ? DecodeKind::ragged_of_codes : DecodeKind::ragged;
 }
 
+// Whether the instance over codes for so many rows of a key head can append.
+constexpr bool can_append_codes(int key_heads, int64_t rows) { return key_heads == 1 || are_few_rows(rows); }
+
 constexpr const char* decode_kind_name(DecodeKind kind) {
     switch (kind) {
         case DecodeKind::shared_keys: return "warps share keys";
@@ -77,6 +83,7 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::two_heads_append: return "two key heads, appends";
         case DecodeKind::shared_keys_of_codes: return "8-bit codes, warps share keys";
         case DecodeKind::own_keys_of_codes: return "8-bit codes, each warp its own keys";
+        case DecodeKind::two_heads_of_codes: return "8-bit codes, two key heads";
         case DecodeKind::ragged: return "rows of any lengths";
         case DecodeKind::shared_keys_scaled: return "scales, warps share keys";
         case DecodeKind::own_keys_scaled: return "scales, each warp its own keys";

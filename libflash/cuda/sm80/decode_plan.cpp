@@ -74,10 +74,11 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.key_heads = splits.key_heads;
     const bool prefixes = !plan.invariant && uses_prefixes(sizes, splits);  // invariant rows have sums of their own
     if (prefixes) plan.prefix_tiles = most_prefix_tiles(problem, kPrefixRows);
-    plan.fused_append = !prefixes && appends_inside(config, problem);
+    const bool codes = storage == DecodeStorage::codes;
+    plan.fused_append =
+        !prefixes && appends_inside(config, problem) && (!codes || can_append_codes(plan.key_heads, sizes.group_rows()));
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
-    const bool codes = storage == DecodeStorage::codes,
-               general = is_wide_decode(config.head_dim) || (has_rare_options(problem) && !prefixes);
+    const bool general = is_wide_decode(config.head_dim) || (has_rare_options(problem) && !prefixes);
     plan.ragged = sizes.ragged() && !prefixes;
     const DecodeKind kind = prefixes         ? kind_after_prefix(plan.key_heads)
                             : plan.invariant ? DecodeKind::invariant
