@@ -12,6 +12,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/decode_prefix_softmax.cuh"
 #include "cuda/sm90/decode_prefix_storage.cuh"
+#include "cuda/sm90/release_stage.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -48,7 +49,8 @@ struct DecodePrefixConsumer {
         State c;
         c.group = warp / 4, c.lane = static_cast<int>(threadIdx.x & 31), c.row = 16 * warp + c.lane / 4;
         load_queries();
-        if (context.storage.rows[c.group * Traits::kGroupRows].batch < 0) return skip_tiles(c.lane);
+        if (context.storage.rows[c.group * Traits::kGroupRows].batch < 0)
+            return skip_tiles(Pipeline(context.storage.k), Pipeline(context.storage.v), work_tile().tiles, c.lane);
         const bool exists[2] = {context.storage.rows[c.row].batch >= 0, context.storage.rows[c.row + 8].batch >= 0};
         c.softmax.begin(context.params, c.lane / 4, exists);
 #pragma unroll
@@ -67,7 +69,7 @@ struct DecodePrefixConsumer {
             c.added = uniform(named_barrier_or(kVotes + c.group, 128, c.softmax.exceeds(c.s)));
             if (!c.added) c.softmax.template exponentiate<kScores>(c.s);
             finish_values(c);
-            if (tile > 0) release(v, c.lane);
+            if (tile > 0) release_stage(v, c.lane);
             if (c.added) {
                 attend_units(c, v);
             } else {
@@ -85,26 +87,6 @@ private:
     __device__ __forceinline__ const PrefixWorkTile& work_tile() const { return context.storage.work_tile; }
 
     __device__ __forceinline__ static int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
-
-    __device__ __forceinline__ static void release(Pipeline& state, int lane) {
-        if (arrives_for_warp(lane)) state.empty().arrive();
-        state.advance();
-    }
-
-    // Of a warpgroup without rows: only releases what the producer loads. No lane falls behind: it would miss a phase.
-    __device__ __forceinline__ void skip_tiles(int lane) const {
-        Pipeline k(context.storage.k), v(context.storage.v);
-        const int tiles = work_tile().tiles;
-#pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
-            k.wait_full();
-            __syncwarp();
-            release(k, lane);
-            v.wait_full();
-            __syncwarp();
-            release(v, lane);
-        }
-    }
 
     // Copies the rows of the tile. Rows and channels that do not exist are zeros.
     __device__ __forceinline__ void load_queries() const {
@@ -164,7 +146,7 @@ private:
         wgmma_fence_operand(c.odd);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) c.s[i] += c.odd[i];
-        release(k, c.lane);
+        release_stage(k, c.lane);
         scale_and_cap(c.s);
         if (work_tile().key_of(tile, kBlockN, 0) < work_tile().plain ||
             work_tile().key_of(tile, kBlockN, kBlockN - 1) >= work_tile().plain_end)

@@ -8,6 +8,7 @@
 #include "cuda/sm90/decode_rows_results.cuh"
 #include "cuda/sm90/decode_rows_scores.cuh"
 #include "cuda/sm90/decode_softmax.cuh"
+#include "cuda/sm90/release_stage.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -35,7 +36,10 @@ struct DecodeRowsConsumer {
         State c;
         c.group = Traits::kGroups > 1 ? warp / 4 : 0, c.warp = warp % 4, c.lane = static_cast<int>(threadIdx.x & 31);
         c.row = c.group * Traits::kGroupRows + 16 * c.warp + c.lane / 4;
-        if (Traits::kGroups > 1 && c.group * Traits::kGroupRows >= work_tile().rows.rows) return skip_tiles(c.lane);
+        if (Traits::kGroups > 1 && c.group * Traits::kGroupRows >= work_tile().rows.rows) {
+            using Stages = PipelineState<Traits::kStages>;
+            return skip_tiles(Stages(context.storage.k), Stages(context.storage.v), work_tile().tiles, c.lane);
+        }
         load_queries(c);
         c.softmax.clear();
 #pragma unroll
@@ -55,27 +59,6 @@ struct DecodeRowsConsumer {
 
 private:
     __device__ __forceinline__ const DecodeWorkTile& work_tile() const { return context.storage.work_tile; }
-
-    // Of a warpgroup without rows: only releases what the producer loads.
-    __device__ __forceinline__ void skip_tiles(int lane) const {
-        PipelineState<Traits::kStages> k(context.storage.k), v(context.storage.v);
-        const int tiles = work_tile().tiles;
-#pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
-            // All lanes have seen a phase before it can end: one that fell behind would wait for the phase after the next one.
-            k.wait_full();
-            __syncwarp();
-            release(k, lane);
-            v.wait_full();
-            __syncwarp();
-            release(v, lane);
-        }
-    }
-
-    __device__ __forceinline__ static void release(PipelineState<Traits::kStages>& state, int lane) {
-        if (arrives_for_warp(lane)) state.empty().arrive();
-        state.advance();
-    }
 
     // Fragments of Q, as an A operand in registers. Rows and channels that do not exist are zeros.
     __device__ __forceinline__ void load_queries(State& c) const {
@@ -109,7 +92,7 @@ private:
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_fence_operand(c.s);
-        release(k, c.lane);
+        release_stage(k, c.lane);
         return absent;
     }
 
@@ -153,7 +136,7 @@ private:
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
-        release(v, c.lane);
+        release_stage(v, c.lane);
     }
 };
 
