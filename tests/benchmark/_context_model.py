@@ -1,4 +1,4 @@
-"""A model of causal ring attention in zigzag order, for any number of ranks, from times of its steps and of a transfer."""
+"""A model of ring attention in zigzag order, for any number of ranks, from times of its steps and of a transfer."""
 
 from __future__ import annotations
 
@@ -38,23 +38,25 @@ def measured_link(device: torch.device, clock: Clock) -> Link:
 
 @dataclass(frozen=True)
 class Steps:
-    """Milliseconds of a rank's step with its own keys, and with another rank's; half of the pairs are visible in either."""
+    """Milliseconds of a rank's step with its own keys, and with another rank's. If causal, half of the pairs are visible
+    in either.
+    """
 
     own: float
     other: float
 
 
-def measured_steps(q: torch.Tensor, k: torch.Tensor, clock: Clock, backward: bool) -> Steps:
+def measured_steps(q: torch.Tensor, k: torch.Tensor, clock: Clock, backward: bool, causal: bool) -> Steps:
     """q, k: (1, tokens of a rank, heads, head_dim)."""
-    half = k[:, : k.shape[1] // 2]
+    others = k[:, : k.shape[1] // 2] if causal else k
 
-    def step(keys: torch.Tensor, causal: bool) -> float:
-        out, lse = libflash.attention(q, keys, keys, causal=causal, return_lse=True)
+    def step(keys: torch.Tensor, masked: bool) -> float:
+        out, lse = libflash.attention(q, keys, keys, causal=masked, return_lse=True)
         if backward:
-            return clock(lambda: libflash.attention_backward(out, q, keys, keys, out, lse, causal=causal))
-        return clock(lambda: libflash.attention(q, keys, keys, causal=causal, return_lse=True))
+            return clock(lambda: libflash.attention_backward(out, q, keys, keys, out, lse, causal=masked))
+        return clock(lambda: libflash.attention(q, keys, keys, causal=masked, return_lse=True))
 
-    return Steps(step(k, True), step(half, False))
+    return Steps(step(k, causal), step(others, False))
 
 
 def predicted_ms(ranks: int, k: torch.Tensor, steps: Steps, link: Link, backward: bool) -> float:

@@ -4,7 +4,8 @@ kernels and PyTorch's own context_parallel, against the ranks working on whole p
     torchrun --nproc-per-node 2 tests/benchmark/context_parallel.py                            GPUs: 32k to 512k tokens, bf16
     torchrun --nproc-per-node 2 tests/benchmark/context_parallel.py --device cpu --tokens 512 --heads 4/2 --head-dim 32
 
-Causal, batch 1, zigzag order. Contenders take turns, medians over the rounds, the slowest rank counts; times include the host.
+Batch 1, zigzag order. Contenders take turns, medians over the rounds, the slowest rank counts; times include the host. Scheme
+heads_ring runs where the ranks form a mesh of 2 by at least 2; the plain ring is for causal attention only.
 Before a cell of at most 16384 tokens is timed, results are compared with those of one rank. `rate` is the time of the whole
 problem on one rank, divided by the ranks and by the contender's time: 1 is a scheme without cost. The prediction is that of
 _context_model.py for the ring; its error is printed for the ranks at hand, and its values for 4 to 64 ranks are no measurements.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -28,9 +30,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from _context_model import measured_link, measured_steps, predicted_ms
 from _plain_ring import PlainRing
+from torch.distributed.device_mesh import init_device_mesh
 
 COMPARED = 16384  # tokens, at most
 PREDICTED = (4, 8, 16, 64)
+LONG = 300  # milliseconds; the model's steps that take longer are timed once
 WHOLE = "one rank"
 Call = Callable[[], object]
 
@@ -50,9 +54,8 @@ def milliseconds(call: Call, device: torch.device) -> float:
 
 
 def medians(calls: dict[str, Call], rounds: int, device: torch.device) -> dict[str, float]:
+    """Every call has run before."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        milliseconds(call, device)
     for i in range(rounds):
         names = list(calls)
         for name in names[i % len(names) :] + names[: i % len(names)]:
@@ -69,23 +72,28 @@ def gradients(attention: Callable[..., torch.Tensor], tensors: list[torch.Tensor
     return [out.detach(), *torch.autograd.grad(out, leaves, out.detach())]
 
 
-def own_scheme(scheme: str) -> Callable[..., torch.Tensor]:
+def own_scheme(scheme: str, causal: bool, device: torch.device) -> Callable[..., torch.Tensor]:
+    ranks = dist.get_world_size()
+    where = {}
+    if scheme == "heads_ring":
+        where = {"mesh": init_device_mesh(device.type, (2, ranks // 2), mesh_dim_names=("heads", "ring"))}
+
     def attention(*tensors: torch.Tensor) -> torch.Tensor:
-        return libflash.torch.context_parallel_attention(*tensors, scheme=scheme, causal=True, check=False)
+        return libflash.torch.context_parallel_attention(*tensors, scheme=scheme, causal=causal, check=False, **where)
 
     return attention
 
 
-def of_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def of_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """Inside its context_parallel, which replaces this function."""
     heads_first = [x.transpose(1, 2) for x in (q, k, v)]
-    return F.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2)
+    out = F.scaled_dot_product_attention(*heads_first, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2])
+    return out.transpose(1, 2)
 
 
 @contextlib.contextmanager
 def context_of_pytorch(device: torch.device) -> Iterator[None]:
     """Its dispatcher around shards that are already there: it orders them as a zigzag too."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -94,8 +102,12 @@ def context_of_pytorch(device: torch.device) -> Iterator[None]:
         yield
 
 
-def contenders(shards: list[torch.Tensor], backward: bool) -> dict[str, Call]:
-    """Those that run here; others are named with the reason."""
+def schemes(ranks: int) -> tuple[str, ...]:
+    return ("ring", "all_gather", "heads", *["heads_ring"] * (ranks >= 4 and ranks % 2 == 0), "auto")
+
+
+def contenders(shards: list[torch.Tensor], backward: bool, causal: bool, peers: bool) -> dict[str, Call]:
+    """Those that run here, after one call of each; others are named with the reason."""
     ranks, device = dist.get_world_size(), shards[0].device
     calls: dict[str, Call] = {}
 
@@ -107,15 +119,17 @@ def contenders(shards: list[torch.Tensor], backward: bool) -> dict[str, Call]:
         else:
             calls[name] = call
 
-    for scheme in ("ring", "all_gather", "heads", "auto"):
-        try_out(scheme, lambda scheme=scheme: gradients(own_scheme(scheme), shards, backward))
-    try_out("plain ring", lambda: gradients(PlainRing.apply, shards, backward))
+    for scheme in schemes(ranks):
+        attention = own_scheme(scheme, causal, device)
+        try_out(scheme, lambda attention=attention: gradients(attention, shards, backward))
+    if peers and causal:
+        try_out("plain ring", lambda: gradients(PlainRing.apply, shards, backward))
 
     def pytorch() -> list[torch.Tensor]:
         with context_of_pytorch(device):
-            return gradients(of_pytorch, shards, backward)
+            return gradients(lambda *x: of_pytorch(*x, causal), shards, backward)
 
-    if ranks > 1:
+    if peers and ranks > 1:
         try_out("PyTorch", pytorch)
     return calls
 
@@ -129,32 +143,37 @@ def compare(calls: dict[str, Call], wanted: list[torch.Tensor]) -> None:
                 raise SystemExit(f"{name}: {what} differs by {worst:.3g} of its norm; nothing is timed")
 
 
-def cell(tokens: int, heads: tuple[int, int], backward: bool, device: torch.device, options: argparse.Namespace) -> dict:
+def cell(
+    tokens: int, heads: tuple[int, int], backward: bool, causal: bool, device: torch.device, options: argparse.Namespace
+) -> dict:
     torch.manual_seed(1)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     whole = [torch.randn(1, tokens, n, options.head_dim, device=device).to(dtype) for n in (heads[0], heads[1], heads[1])]
     shards = [libflash.torch.shard(x, dim=1, order="zigzag").contiguous() for x in whole]
 
     def one_rank() -> list[torch.Tensor]:
-        return gradients(lambda *x: libflash.torch.attention(*x, causal=True), whole, backward)
+        return gradients(lambda *x: libflash.torch.attention(*x, causal=causal), whole, backward)
 
     ranks = dist.get_world_size()
-    say(f"{tokens} tokens, heads {heads[0]}/{heads[1]}, {'forward and backward' if backward else 'forward'}, {ranks} ranks")
-    calls = contenders(shards, backward)
+    mask, passes = "causal" if causal else "full", "forward and backward" if backward else "forward"
+    say(f"{tokens} tokens, heads {heads[0]}/{heads[1]}, {mask}, {passes}, {ranks} ranks")
+    calls = contenders(shards, backward, causal, not options.no_peers)
+    one_rank()
     if tokens <= COMPARED:
         compare(calls, [libflash.torch.shard(x, dim=1, order="zigzag") for x in one_rank()])
     ms = medians({WHOLE: one_rank, **calls}, options.rounds, device)
     for name, value in ms.items():
         rate = "" if name == WHOLE else f", rate {ms[WHOLE] / ranks / value:.3f}"
         say(f"    {name}: {value:.3f} ms{rate}")
-    return {"tokens": tokens, "heads": heads, "backward": backward, "ranks": ranks, "ms": ms}
+    return {"tokens": tokens, "heads": heads, "causal": causal, "backward": backward, "ranks": ranks, "ms": ms}
 
 
 def prediction(result: dict, device: torch.device, options: argparse.Namespace) -> dict[int, float]:
     """Of forward, or of both passes."""
 
     def clock(call: Call) -> float:
-        return statistics.median(milliseconds(call, device) for _ in range(3))
+        first = milliseconds(call, device)
+        return first if first > LONG else statistics.median([first, *(milliseconds(call, device) for _ in range(2))])
 
     link = measured_link(device, clock)
     made = {}
@@ -165,7 +184,7 @@ def prediction(result: dict, device: torch.device, options: argparse.Namespace) 
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         q, k = (torch.randn(1, tokens, n, options.head_dim, device=device).to(dtype) for n in result["heads"])
         passes = (False, True) if result["backward"] else (False,)
-        made[ranks] = sum(predicted_ms(ranks, k, measured_steps(q, k, clock, one), link, one) for one in passes)
+        made[ranks] = sum(predicted_ms(ranks, k, measured_steps(q, k, clock, one, result["causal"]), link, one) for one in passes)
     measured = result["ms"].get("ring")
     error = "" if measured is None else f", error {made[result['ranks']] / measured - 1:+.1%}"
     say(f"    model of the ring: {made[result['ranks']]:.3f} ms{error}; link {link.bytes_per_ms / 1e6:.1f} GB/s")
@@ -184,6 +203,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768, 65536, 131072, 262144, 524288])
     parser.add_argument("--heads", nargs="+", default=["32/8", "32/32"], metavar="Q/K")
+    parser.add_argument("--masks", nargs="+", default=["causal"], choices=("causal", "full"))
+    parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=("forward", "both"))
+    parser.add_argument("--no-peers", action="store_true", help="only the schemes of libflash")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5, help="calls of each contender, in turn (default: %(default)s)")
     parser.add_argument("--json", type=pathlib.Path, help="write the results there")
@@ -193,12 +215,11 @@ def main() -> None:
     if options.device == "cuda":
         torch.cuda.set_device(device)
     results = []
-    for tokens in options.tokens:
-        for heads in options.heads:
-            for backward in (False, True):
-                result = cell(tokens, tuple(map(int, heads.split("/"))), backward, device, options)
-                result["predicted_ms"] = prediction(result, device, options)
-                results.append(result)
+    for tokens, mask, heads, passes in itertools.product(options.tokens, options.masks, options.heads, options.passes):
+        numbers = tuple(map(int, heads.split("/")))
+        result = cell(tokens, numbers, passes == "both", mask == "causal", device, options)
+        result["predicted_ms"] = prediction(result, device, options)
+        results.append(result)
     if options.json and dist.get_rank() == 0:
         setting = {"torch": torch.__version__, "rounds": options.rounds, "head_dim": options.head_dim}
         options.json.write_text(json.dumps({"setting": setting, "cells": results}, indent=1) + "\n")

@@ -1,4 +1,6 @@
-"""context_parallel_attention on two GPUs: equal to one call in float32 on the CPU for every scheme, order and option. Decode."""
+"""context_parallel_attention on two and four GPUs: equal to one call in float32 on the CPU for every scheme, order and option.
+Decode.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ PROBLEMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return run_ranks(2, tmp_path_factory.mktemp("ranks"), context_ranks.problems_job, PROBLEMS, backend="nccl")
+@pytest.fixture(scope="module", params=[2, 4], ids="{} GPUs".format)
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    if torch.cuda.device_count() < request.param:
+        pytest.skip(f"needs {request.param} CUDA devices")
+    return run_ranks(request.param, tmp_path_factory.mktemp("ranks"), context_ranks.problems_job, PROBLEMS, backend="nccl")
 
 
 def one_call(problem: Problem) -> dict[str, Any]:
@@ -50,15 +54,31 @@ def one_call(problem: Problem) -> dict[str, Any]:
 
 @pytest.mark.parametrize("number", range(len(PROBLEMS)), ids=map(str, PROBLEMS))
 def test_equal_to_one_call(results: list[Any], number: int) -> None:
-    problem = PROBLEMS[number]
+    compare(PROBLEMS[number], [made[number] for made in results])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs 4 CUDA devices")
+def test_heads_and_a_ring_over_four_gpus(tmp_path: pathlib.Path) -> None:
+    """A mesh of two dimensions."""
+    problems = [
+        Problem(f"mesh-{name}-{dtype}", "auto", "zigzag", (2, 2), dtype=dtype, device="cuda", **{"shape": SHAPE, **more})
+        for (name, more), dtype in itertools.product(OPTIONS.items(), LIMITS)
+    ]
+    results = run_ranks(4, tmp_path, context_ranks.problems_job, problems, backend="nccl")
+    for number, problem in enumerate(problems):
+        compare(problem, [made[number] for made in results])
+
+
+def compare(problem: Problem, results: list[Any]) -> None:
+    """What every rank has made."""
     for name, wanted in one_call(problem).items():
         for rank, made in enumerate(results):
-            got = made[number][name].float()
+            got = made[name].float()
             finite = wanted.isfinite()
-            assert torch.equal(got.isfinite(), finite), f"{name} on rank {rank}"
+            assert torch.equal(got.isfinite(), finite), f"{problem}: {name} on rank {rank}"
             got, exact = torch.where(finite, got, 0), torch.where(finite, wanted, 0)
             error = (got - exact).square().mean().sqrt() / exact.square().mean().sqrt()
-            assert error <= LIMITS[problem.dtype], f"{name} on rank {rank}: {error:.2g}"
+            assert error <= LIMITS[problem.dtype], f"{problem}: {name} on rank {rank}: {error:.2g}"
 
 
 @pytest.mark.parametrize("scheme", ["ring", "heads"])

@@ -14,9 +14,9 @@ racecheck (libflash/cuda/sm90/pipeline.cuh says why):
 
 Each stage has its time limit; one that fails is recorded and the next one runs. One GPU takes longer than all stages may take
 together: call it twice, --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. The lanes of CHECKS share
-a GPU and run at the same time. The stages of TIMED have a GPU to themselves: the second one at the same time as the others, or,
-with one GPU, the same one after all others. The stage that needs two GPUs is the last one. The exit code is 0 if every stage
-that ran passed. Logs go to build/evidence.
+a GPU and run at the same time; with four GPUs each lane has its own. The stages of TIMED have a GPU to themselves: the second one
+at the same time as the others, or, with one GPU, the same one after all others. The stages that need several GPUs are the last
+ones. The exit code is 0 if every stage that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
 LIMITS = {"tests": 480, "accuracy": 200, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
-LIMITS |= {"context": 170}
+LIMITS |= {"context": 170, "context_all": 260}
 QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
-QUICK_LIMITS |= {"context": 100}
-# Lanes on the first GPU. Accuracy follows the tests: its exact results need their processors.
+QUICK_LIMITS |= {"context": 100, "context_all": 100}
+# Lanes. Accuracy follows the tests: its exact results need their processors.
 CHECKS = (("tests", "accuracy"), ("sanitizer",), ("repeats",))
 TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
 TOTAL = 540  # limit of all stages together
-MOST_WORKERS = 22
+MOST_WORKERS = 22  # of the tests, on a GPU that they share with the sanitizer and the repeats
+MOST_WORKERS_ALONE = 40
 # Of NumPy, in stages beside others: exact results are products of small matrices, and threads that wait for a processor make
 # them many times slower.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -61,6 +62,14 @@ ON_HOST = tuple(sorted(path.name for path in (ROOT / "tests/cuda").glob("test_on
 ON_ALL = ("test_context_gpus.py", "test_two_devices.py")  # need several GPUs: of the stage `context`
 ALSO_ON_ALL = ("test_jax_cuda.py::test_sharded_over_two_gpus",)  # where the tests see one GPU, it is skipped
 TOKENS, QUICK_TOKENS = ("32768", "65536", "131072"), ("32768",)
+# Of stage `context_all`: arguments of tests/benchmark/context_parallel.py, a run each.
+ON_MANY = {
+    "causal": ("--tokens", "65536", "131072", "262144", "--rounds", "2"),
+    "full": ("--tokens", "131072", "--masks", "full", "--rounds", "2"),
+    "longest": ("--tokens", "524288", "--heads", "32/8", "--rounds", "1"),
+    "million": ("--tokens", "1048576", "--heads", "32/8", "--passes", "forward", "--rounds", "1"),
+}
+QUICK_ON_MANY = {"causal": ("--tokens", "65536", "--rounds", "1")}
 TAIL = 15  # lines of a failed stage's log that are printed
 
 
@@ -73,17 +82,18 @@ class Run:
         logs: pathlib.Path,
         arch: int,
         gpu: int | None = None,
+        gpus: int = 1,
         quiet: threading.Event | None = None,
         end: float | None = None,
         racecheck_build: pathlib.Path | None = None,
     ) -> None:
-        """`gpu`: the only GPU that the stages see; None: all. `quiet`: set when no later stage needs the machine alone.
-        `end`: of all stages, by time.monotonic(); None: TOTAL from now. `racecheck_build`: the folder of the library for
-        racecheck; None: the installed one.
+        """`gpu`: the only GPU that the stages see; None: all. `gpus`: of the machine. `quiet`: set when no later stage needs the
+        machine alone. `end`: of all stages, by time.monotonic(); None: TOTAL from now. `racecheck_build`: the folder of the
+        library for racecheck; None: the installed one.
         """
         self.racecheck_build = racecheck_build
         self.quiet = quiet or threading.Event()
-        self.quick, self.logs, self.arch = quick, logs, arch
+        self.quick, self.logs, self.arch, self.gpus = quick, logs, arch, gpus
         self.environment = {**os.environ}
         if gpu is not None:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # may be set already
@@ -113,7 +123,8 @@ class Run:
 def tests(run: Run) -> tuple[str, str, dict]:
     """First the tests that measure time, alone; then the others, in parallel if xdist is installed."""
     codes, reports = [], []
-    workers = min(MOST_WORKERS, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
+    most = MOST_WORKERS_ALONE if run.gpus >= 4 else MOST_WORKERS
+    workers = min(most, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
     timed = [str(ROOT / "tests/cuda" / name) for name in WAITING]
     others = [str(ROOT / "tests/cuda"), *(f"--ignore={ROOT / 'tests/cuda' / name}" for name in WAITING + ON_HOST + ON_ALL)]
     for name, arguments in {"timed": timed, "others": others + ["-n", str(workers)] * (workers > 1)}.items():
@@ -204,10 +215,24 @@ def context(run: Run) -> tuple[str, str, dict]:
     command += [str(ROOT / "tests/cuda" / name) for name in ON_ALL + ALSO_ON_ALL]
     if (done := run.program("context-tests", command)).code != 0:
         return ("timed out" if done.code is None else "failed"), last_words(done.text), {}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     tokens = QUICK_TOKENS if run.quick else TOKENS
-    benchmark = [str(ROOT / "tests/benchmark/context_parallel.py"), "--rounds", "3", "--tokens", *tokens, "--json"]
-    return by_command("context", [*launcher, *benchmark], run)
+    return by_command("context", context_program(2, "--rounds", "3", "--tokens", *tokens), run)
+
+
+def context_all(run: Run) -> tuple[str, str, dict]:
+    """The same benchmark on all GPUs; the cells of all runs up to one that fails."""
+    made: dict = {}
+    for name, arguments in (QUICK_ON_MANY if run.quick else ON_MANY).items():
+        status, why, data = by_command(f"context-{name}", context_program(run.gpus, *arguments), run)
+        if status != "passed":
+            return status, f"{name}: {why}", made
+        made = {"setting": data["setting"], "cells": made.get("cells", []) + data["cells"]}
+    return "passed", "", made
+
+
+def context_program(ranks: int, *arguments: str) -> list[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*launcher, str(ROOT / "tests/benchmark/context_parallel.py"), *arguments, "--json"]
 
 
 STAGES = {
@@ -219,6 +244,7 @@ STAGES = {
     "shapes": shapes,
     "sanitizer": sanitize,
     "context": context,
+    "context_all": context_all,
 }
 
 
@@ -231,7 +257,9 @@ def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None
         return [name for name in some if name in names]
 
     if gpus > 1:
-        return [[*((among(lane), 0) for lane in CHECKS), (among(TIMED), 1)], [(among(record.OF_SEVERAL), None)]]
+        several = among(record.OF_SEVERAL[: 2 if gpus > 2 else 1])
+        where = (0, 2, 3) if gpus >= 4 else (0, 0, 0)
+        return [[*((among(lane), gpu) for lane, gpu in zip(CHECKS, where, strict=True)), (among(TIMED), 1)], [(several, None)]]
     return [[(among(lane), None) for lane in CHECKS], [(among(TIMED), None)]]
 
 
@@ -317,7 +345,7 @@ def collect(options: argparse.Namespace) -> int:
         if not any("tests" in names for names, _ in phase):
             quiet.set()
         with ThreadPoolExecutor(len(phase)) as pool:
-            settings = {"quiet": quiet, "end": end, "racecheck_build": options.racecheck_build}
+            settings = {"gpus": gpus, "quiet": quiet, "end": end, "racecheck_build": options.racecheck_build}
             begun = [
                 pool.submit(collection.run_stages, names, Run(options.quick, options.logs, arch, gpu, **settings))
                 for names, gpu in phase

@@ -29,8 +29,10 @@ def evidence(**changes: object) -> dict:
     shapes = [
         {"name": f"d={head_dim}", "ratio": {"fp16": ratio, "fp16 product": 1.05}} for head_dim, ratio in ((64, 0.5), (128, 2.0))
     ]
-    ring = {"tokens": 32768, "heads": [32, 8], "backward": True, "ranks": 2, "predicted_ms": {"2": 5.25}}
+    ring = {"tokens": 32768, "heads": [32, 8], "causal": True, "backward": True, "ranks": 2, "predicted_ms": {"2": 5.25}}
     ring |= {"ms": {"one rank": 10.0, "auto": 5.0, "ring": 5.0, "heads": 8.0}}
+    over_four = ring | {"causal": False, "backward": False, "ranks": 4, "predicted_ms": {"4": 2.5}}
+    over_four |= {"ms": {"one rank": 10.0, "auto": 2.5, "ring": 2.5, "heads_ring": 5.0}}
     kind = {"dtype": "bf16", "fill": "randn"}
     gradients = {name: {"t1": t1, "rms": 3e-3, "t2": 0.5} for name, t1 in (("dq", 0.6), ("dk", 0.7), ("dv", 0.8))}
     derived = [
@@ -60,6 +62,7 @@ def evidence(**changes: object) -> dict:
         },
         "decode": {"setting": {"torch": "2", "cudnn": 9, "rounds": 5, "read_tb_per_s": 4.4}, "cells": [decode]},
         "context": {"setting": {"torch": "2", "rounds": 3, "head_dim": 128}, "cells": [ring]},
+        "context_all": {"setting": {"torch": "2", "rounds": 2, "head_dim": 128}, "cells": [over_four]},
         "shapes": {"setting": {"rounds": 5}, "cells": [*shapes, {"name": "S=2048 mask", "ratio": {"mask": 1.234}}]},
     }
     return data | changes

@@ -3,7 +3,8 @@
     gpu, sources, quick      which GPU, the hash of the sources (sources.py), whether a smaller set was run
     setting                  library, toolkit, driver and frameworks, see machine.py
     stages                   for each stage: status, seconds, date, driver, and `why` unless it passed
-    tests, accuracy, ...     the results of the stage of that name; `context` needs two GPUs and may be absent
+    tests, accuracy, ...     the results of the stage of that name; `context` needs two GPUs, `context_all` more:
+                             they may be absent
 
 A status is "passed", "failed", "timed out" or "unproven": nothing was found, but the tool did not find the planted faults either.
 """
@@ -14,8 +15,8 @@ import json
 import pathlib
 import re
 
-STAGES = ("tests", "accuracy", "repeats", "benchmark", "decode", "shapes", "sanitizer", "context")
-OF_SEVERAL = ("context",)  # stages that need several GPUs
+STAGES = ("tests", "accuracy", "repeats", "benchmark", "decode", "shapes", "sanitizer", "context", "context_all")
+OF_SEVERAL = ("context", "context_all")  # stages that need two GPUs, and more than two
 FOLDER = pathlib.Path(__file__).resolve().parent
 WIDTH = 150  # a value that fits on one line is written on one line, so that a line of a table is a line of the file
 MAY_DIFFER = {"driver", "python"}  # between runs merged into one file; each stage has its driver
@@ -72,8 +73,8 @@ def write(path: pathlib.Path, data: dict) -> None:
     path.write_text(dumps(ordered(data)) + "\n")
 
 
-def shortcomings(data: dict, sources: str) -> list[str]:
-    """Why the file is no evidence for the present sources; empty if it is."""
+def shortcomings(data: dict, sources: str, all_stages: bool = True) -> list[str]:
+    """Why the file is no evidence for the present sources; empty if it is. Without `all_stages`, of those that it has."""
     found = []
     if data["sources"] != sources:
         found.append(f"is about other sources: {data['sources'][:12]}, now {sources[:12]}")
@@ -82,7 +83,7 @@ def shortcomings(data: dict, sources: str) -> list[str]:
     for name in STAGES:
         stage = data["stages"].get(name)
         if stage is None or name not in data:
-            if name not in OF_SEVERAL:
+            if all_stages and name not in OF_SEVERAL:
                 found.append(f"{name}: not run")
         elif stage["status"] != "passed":
             found.append(f"{name}: {stage['status']}: {stage.get('why', '')}".rstrip(": "))
@@ -92,10 +93,12 @@ def shortcomings(data: dict, sources: str) -> list[str]:
 def problems(files: dict[str, dict], sources: str, stale: str | None) -> list[str]:
     """The complaints of CI. `stale` is the text of STALE.md, None if there is no such file.
 
-    Without STALE.md there must be at least one file, and all must be evidence. With it, its text must name each file that is not,
-    and STALE.md must be deleted when every file is evidence.
+    Without STALE.md one file must have all stages, others may have some, and all must be evidence. With it, its text must name
+    each file that is not, and STALE.md must be deleted when every file is evidence.
     """
     lacking = {name: shortcomings(data, sources) for name, data in files.items()}
+    if not all(lacking.values()):
+        lacking = {name: shortcomings(data, sources, all_stages=False) for name, data in files.items()}
     wrong = [f"{name} {text}" for name, texts in lacking.items() for text in texts]
     if not files:
         wrong = ["there is no evidence file"]

@@ -18,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmark"
 
 import record
 import summary
+from record import OF_SEVERAL
 from table import write
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -284,21 +285,27 @@ def shapes_table(data: dict) -> str:
 
 
 def context_table(data: dict) -> str:
-    """A line for each cell; nothing if there was one GPU."""
-    cells = data.get("context", {}).get("cells", [])
+    """A table for each number of GPUs; nothing if there was one GPU."""
+    return "\n\n".join(filter(None, (context_stage_table(data, stage) for stage in OF_SEVERAL)))
+
+
+def context_stage_table(data: dict, stage: str) -> str:
+    """A line for each cell."""
+    cells = data.get(stage, {}).get("cells", [])
     if not cells:
         return ""
-    setting = data["context"]["setting"]
-    schemes = ("auto", "ring", "heads", "all_gather", "plain ring", "PyTorch")
+    setting = data[stage]["setting"]
+    schemes = ("auto", "ring", "heads", "heads_ring", "all_gather", "plain ring", "PyTorch")
+    schemes = tuple(scheme for scheme in schemes if any(scheme in cell["ms"] for cell in cells))
     lines = [
-        f"Causal attention over {cells[0]['ranks']} {data['gpu']}, bf16, head_dim {setting['head_dim']}, zigzag order "
+        f"Attention over {cells[0]['ranks']} {data['gpu']}, bf16, head_dim {setting['head_dim']}, zigzag order "
         "(`tests/benchmark/context_parallel.py`): the time of the whole problem on one GPU, divided by the GPUs and by the time "
         "over all of them, so that 1 is a division without cost. `plain ring`: batch_isend_irecv and libflash.merge; PyTorch: "
         f"its own context_parallel ({setting['torch']}). The last column is the error of the model's prediction of the ring. "
-        f"Times include the host, medians of {setting['rounds']} rounds, {data['stages']['context']['date']}.",
+        f"Times include the host, medians of {setting['rounds']} rounds, {data['stages'][stage]['date']}.",
         "",
-        f"| pass | heads q/k | tokens | one GPU ms | {' | '.join(schemes)} | error |",
-        "|---|---|---:|" + "---:|" * (len(schemes) + 2),
+        f"| mask | pass | heads q/k | tokens | one GPU ms | {' | '.join(schemes)} | error |",
+        "|---|---|---|---:|" + "---:|" * (len(schemes) + 2),
     ]
     for cell in cells:
         ms, one = cell["ms"], cell["ms"]["one rank"]
@@ -306,7 +313,8 @@ def context_table(data: dict) -> str:
         error = cell["predicted_ms"][str(cell["ranks"])] / ms["ring"] - 1
         kind = "forward, backward" if cell["backward"] else "forward"
         heads = "/".join(map(str, cell["heads"]))
-        lines.append("| " + " | ".join([kind, heads, str(cell["tokens"]), f"{one:.1f}", *rates, f"{error:+.1%}"]) + " |")
+        mask = "causal" if cell["causal"] else "full"
+        lines.append("| " + " | ".join([mask, kind, heads, str(cell["tokens"]), f"{one:.1f}", *rates, f"{error:+.1%}"]) + " |")
     return "\n".join(lines)
 
 

@@ -91,6 +91,13 @@ def test_two_gpus_share_the_stages() -> None:
     assert collect.phases(["tests"], 2) == [[(["tests"], 0), ([], 0), ([], 0), ([], 1)], [([], None)]]
 
 
+def test_four_gpus_have_a_lane_each() -> None:
+    lanes, all_of_them = collect.phases(list(collect.STAGES), 4)
+    assert [gpu for _, gpu in lanes] == [0, 2, 3, 1]
+    assert lanes[-1] == (["benchmark", "decode", "shapes"], 1)
+    assert all_of_them == [(["context", "context_all"], None)]
+
+
 def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
     checks, timed = collect.phases(list(collect.STAGES), 1)
     assert checks == [(["tests", "accuracy"], None), (["sanitizer"], None), (["repeats"], None)]
@@ -98,10 +105,10 @@ def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
     assert collect.phases(["accuracy"], 1) == [[(["accuracy"], None), ([], None), ([], None)], [([], None)]]
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_every_stage_runs_once(gpus: int) -> None:
     found = [name for phase in collect.phases(list(collect.STAGES), gpus) for names, _ in phase for name in names]
-    assert sorted(found) == sorted(set(collect.STAGES) - set(record.OF_SEVERAL if gpus == 1 else ()))
+    assert sorted(found) == sorted(set(collect.STAGES) - set(record.OF_SEVERAL[{1: 0, 2: 1, 4: 2}[gpus] :]))
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("2,5", "5")])

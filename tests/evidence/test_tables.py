@@ -102,8 +102,9 @@ def test_rows_of_the_decode_table() -> None:
 
 def test_rows_of_the_context_table() -> None:
     made = tables.contents({"a.json": evidence()})["gpu-context-table"]
-    assert "| forward, backward | 32/8 | 32768 | 10.0 | 1.000 | 1.000 | 0.625 | - | - | - | +5.0% |" in made
-    without = {name: value for name, value in evidence().items() if name != "context"}
+    assert "| causal | forward, backward | 32/8 | 32768 | 10.0 | 1.000 | 1.000 | 0.625 | +5.0% |" in made
+    assert "| full | forward | 32/8 | 32768 | 10.0 | 1.000 | 1.000 | 0.500 | +0.0% |" in made
+    without = {name: value for name, value in evidence().items() if name not in tables.OF_SEVERAL}
     assert tables.contents({"a.json": without})["gpu-context-table"] == ""
 
 
