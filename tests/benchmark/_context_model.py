@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from _plain_ring import pass_on
@@ -59,9 +61,30 @@ def measured_steps(q: torch.Tensor, k: torch.Tensor, clock: Clock, backward: boo
     return Steps(step(k, causal), step(others, False))
 
 
-def predicted_ms(ranks: int, k: torch.Tensor, steps: Steps, link: Link, backward: bool) -> float:
-    """K and V travel during a step. In backward their gradients do so too, in float32, and once more after the last step."""
-    keys = 2 * k.numel() * k.element_size()
-    sums = 2 * k.numel() * 4 if backward else 0
-    hidden = max(steps.other, link.ms(keys + sums))
-    return steps.own + (ranks - 1) * hidden + (link.ms(sums) if backward and ranks > 1 else 0)
+class RingModel:
+    """Measures what it needs once."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, head_dim: int, clock: Clock) -> None:
+        self.device, self.dtype, self.head_dim, self.clock = device, dtype, head_dim, clock
+        self.steps: dict[tuple[Any, ...], Steps] = {}
+
+    @cached_property
+    def link(self) -> Link:
+        return measured_link(self.device, self.clock)
+
+    def ms(self, ranks: int, tokens: int, heads: tuple[int, ...], causal: bool, backward: bool) -> float:
+        """Of a rank with so many tokens. K and V travel during a step. In backward their gradients do so too, in float32, and
+        once more after the last step.
+        """
+        steps = self.measured_steps(tokens, heads, causal, backward)
+        sums = 2 * tokens * heads[1] * self.head_dim * 4 if backward else 0
+        keys = 2 * tokens * heads[1] * self.head_dim * self.dtype.itemsize
+        hidden = max(steps.other, self.link.ms(keys + sums))
+        return steps.own + (ranks - 1) * hidden + (self.link.ms(sums) if backward and ranks > 1 else 0)
+
+    def measured_steps(self, tokens: int, heads: tuple[int, ...], causal: bool, backward: bool) -> Steps:
+        key = tokens, heads, causal, backward
+        if key not in self.steps:
+            q, k = (torch.randn(1, tokens, n, self.head_dim, device=self.device).to(self.dtype) for n in heads)
+            self.steps[key] = measured_steps(q, k, self.clock, backward, causal)
+        return self.steps[key]

@@ -4,8 +4,11 @@ kernels and PyTorch's own context_parallel, against the ranks working on whole p
     torchrun --nproc-per-node 2 tests/benchmark/context_parallel.py                            GPUs: 32k to 512k tokens, bf16
     torchrun --nproc-per-node 2 tests/benchmark/context_parallel.py --device cpu --tokens 512 --heads 4/2 --head-dim 32
 
-Batch 1, zigzag order. Contenders take turns, medians over the rounds, the slowest rank counts; times include the host. Scheme
-heads_ring runs where the ranks form a mesh of 2 by at least 2; the plain ring is for causal attention only.
+Batch 1, zigzag order. Scheme heads_ring runs where the ranks form a mesh of 2 by at least 2; the plain ring is for causal
+attention only. A sample is a window of as many calls back to back as take 250 ms (on CPUs: one call); each round has one of every
+contender, in an order that is shuffled alike on all ranks. Medians over the rounds; the slowest rank counts, and the host's time
+where it is longer than the GPU's.
+
 Before a cell of at most 16384 tokens is timed, results are compared with those of one rank. `rate` is the time of the whole
 problem on one rank, divided by the ranks and by the contender's time: 1 is a scheme without cost. The prediction is that of
 _context_model.py for the ring; its error is printed for the ranks at hand, and its values for 4 to 64 ranks are no measurements.
@@ -19,48 +22,26 @@ import itertools
 import json
 import os
 import pathlib
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import libflash.torch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from _context_model import measured_link, measured_steps, predicted_ms
+from _context_model import RingModel
 from _plain_ring import PlainRing
+from _rank_timing import Call, Clock
 from torch.distributed.device_mesh import init_device_mesh
 
 COMPARED = 16384  # tokens, at most
 PREDICTED = (4, 8, 16, 64)
-LONG = 300  # milliseconds; the model's steps that take longer are timed once
+WINDOW = 250  # milliseconds of a sample on GPUs; on CPUs it is a call
 WHOLE = "one rank"
-Call = Callable[[], object]
 
 
-def milliseconds(call: Call, device: torch.device) -> float:
-    """Of one call on all ranks together: the slowest one's."""
-    dist.barrier()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    mine = torch.tensor([1000 * (time.perf_counter() - begun)], device=device)
-    dist.all_reduce(mine, dist.ReduceOp.MAX)
-    return mine.item()
-
-
-def medians(calls: dict[str, Call], rounds: int, device: torch.device) -> dict[str, float]:
-    """Every call has run before."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(rounds):
-        names = list(calls)
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            times[name].append(milliseconds(calls[name], device))
-    return {name: statistics.median(values) for name, values in times.items()}
+def number_type(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def gradients(attention: Callable[..., torch.Tensor], tensors: list[torch.Tensor], backward: bool) -> list[torch.Tensor]:
@@ -143,11 +124,10 @@ def compare(calls: dict[str, Call], wanted: list[torch.Tensor]) -> None:
                 raise SystemExit(f"{name}: {what} differs by {worst:.3g} of its norm; nothing is timed")
 
 
-def cell(
-    tokens: int, heads: tuple[int, int], backward: bool, causal: bool, device: torch.device, options: argparse.Namespace
-) -> dict:
+def cell(tokens: int, heads: tuple[int, int], backward: bool, causal: bool, clock: Clock, options: argparse.Namespace) -> dict:
+    device = clock.device
     torch.manual_seed(1)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = number_type(device)
     whole = [torch.randn(1, tokens, n, options.head_dim, device=device).to(dtype) for n in (heads[0], heads[1], heads[1])]
     shards = [libflash.torch.shard(x, dim=1, order="zigzag").contiguous() for x in whole]
 
@@ -161,33 +141,23 @@ def cell(
     one_rank()
     if tokens <= COMPARED:
         compare(calls, [libflash.torch.shard(x, dim=1, order="zigzag") for x in one_rank()])
-    ms = medians({WHOLE: one_rank, **calls}, options.rounds, device)
+    ms = clock.medians({WHOLE: one_rank, **calls}, options.rounds)
     for name, value in ms.items():
         rate = "" if name == WHOLE else f", rate {ms[WHOLE] / ranks / value:.3f}"
         say(f"    {name}: {value:.3f} ms{rate}")
     return {"tokens": tokens, "heads": heads, "causal": causal, "backward": backward, "ranks": ranks, "ms": ms}
 
 
-def prediction(result: dict, device: torch.device, options: argparse.Namespace) -> dict[int, float]:
+def prediction(result: dict, model: RingModel) -> dict[int, float]:
     """Of forward, or of both passes."""
-
-    def clock(call: Call) -> float:
-        first = milliseconds(call, device)
-        return first if first > LONG else statistics.median([first, *(milliseconds(call, device) for _ in range(2))])
-
-    link = measured_link(device, clock)
     made = {}
     for ranks in (result["ranks"], *PREDICTED):
-        tokens = result["tokens"] // ranks // 2 * 2
-        if tokens == 0:
-            continue
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        q, k = (torch.randn(1, tokens, n, options.head_dim, device=device).to(dtype) for n in result["heads"])
-        passes = (False, True) if result["backward"] else (False,)
-        made[ranks] = sum(predicted_ms(ranks, k, measured_steps(q, k, clock, one, result["causal"]), link, one) for one in passes)
+        if (tokens := result["tokens"] // ranks // 2 * 2) > 0:
+            passes = (False, True) if result["backward"] else (False,)
+            made[ranks] = sum(model.ms(ranks, tokens, tuple(result["heads"]), result["causal"], one) for one in passes)
     measured = result["ms"].get("ring")
     error = "" if measured is None else f", error {made[result['ranks']] / measured - 1:+.1%}"
-    say(f"    model of the ring: {made[result['ranks']]:.3f} ms{error}; link {link.bytes_per_ms / 1e6:.1f} GB/s")
+    say(f"    model of the ring: {made[result['ranks']]:.3f} ms{error}; link {model.link.bytes_per_ms / 1e6:.1f} GB/s")
     whole = result["ms"][WHOLE]
     say("    predicted rate: " + ", ".join(f"{n} ranks {whole / n / ms:.3f}" for n, ms in made.items() if n > 1))
     return made
@@ -207,21 +177,25 @@ def main() -> None:
     parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=("forward", "both"))
     parser.add_argument("--no-peers", action="store_true", help="only the schemes of libflash")
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5, help="calls of each contender, in turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="windows of each contender (default: %(default)s)")
+    parser.add_argument("--window", type=float, metavar="MS", help=f"of a sample (default: {WINDOW} on GPUs, 0 on CPUs)")
     parser.add_argument("--json", type=pathlib.Path, help="write the results there")
     options = parser.parse_args()
     dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     device = torch.device(options.device, int(os.environ["LOCAL_RANK"]) if options.device == "cuda" else None)
     if options.device == "cuda":
         torch.cuda.set_device(device)
+    clock = Clock(device, options.window if options.window is not None else WINDOW if options.device == "cuda" else 0)
+    model = RingModel(device, number_type(device), options.head_dim, clock.sample)
     results = []
     for tokens, mask, heads, passes in itertools.product(options.tokens, options.masks, options.heads, options.passes):
         numbers = tuple(map(int, heads.split("/")))
-        result = cell(tokens, numbers, passes == "both", mask == "causal", device, options)
-        result["predicted_ms"] = prediction(result, device, options)
+        result = cell(tokens, numbers, passes == "both", mask == "causal", clock, options)
+        result["predicted_ms"] = prediction(result, model)
         results.append(result)
     if options.json and dist.get_rank() == 0:
         setting = {"torch": torch.__version__, "rounds": options.rounds, "head_dim": options.head_dim}
+        setting["window_ms"] = clock.window
         options.json.write_text(json.dumps({"setting": setting, "cells": results}, indent=1) + "\n")
     leave()
 

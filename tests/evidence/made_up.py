@@ -62,7 +62,7 @@ def evidence(**changes: object) -> dict:
         },
         "decode": {"setting": {"torch": "2", "cudnn": 9, "rounds": 5, "read_tb_per_s": 4.4}, "cells": [decode]},
         "context": {"setting": {"torch": "2", "rounds": 3, "head_dim": 128}, "cells": [ring]},
-        "context_all": {"setting": {"torch": "2", "rounds": 2, "head_dim": 128}, "cells": [over_four]},
+        "context_all": {"setting": {"torch": "2", "rounds": 2, "head_dim": 128, "window_ms": 250}, "cells": [over_four]},
         "shapes": {"setting": {"rounds": 5}, "cells": [*shapes, {"name": "S=2048 mask", "ratio": {"mask": 1.234}}]},
     }
     return data | changes

@@ -297,12 +297,14 @@ def context_stage_table(data: dict, stage: str) -> str:
     setting = data[stage]["setting"]
     schemes = ("auto", "ring", "heads", "heads_ring", "all_gather", "plain ring", "PyTorch")
     schemes = tuple(scheme for scheme in schemes if any(scheme in cell["ms"] for cell in cells))
+    window = setting.get("window_ms")
+    sample = f"A time is that of a call among as many back to back as take {window} ms" if window else "Times include the host"
     lines = [
         f"Attention over {cells[0]['ranks']} {data['gpu']}, bf16, head_dim {setting['head_dim']}, zigzag order "
         "(`tests/benchmark/context_parallel.py`): the time of the whole problem on one GPU, divided by the GPUs and by the time "
         "over all of them, so that 1 is a division without cost. `plain ring`: batch_isend_irecv and libflash.merge; PyTorch: "
         f"its own context_parallel ({setting['torch']}). The last column is the error of the model's prediction of the ring. "
-        f"Times include the host, medians of {setting['rounds']} rounds, {data['stages'][stage]['date']}.",
+        f"{sample}, medians of {setting['rounds']} rounds, {data['stages'][stage]['date']}.",
         "",
         f"| mask | pass | heads q/k | tokens | one GPU ms | {' | '.join(schemes)} | error |",
         "|---|---|---|---:|" + "---:|" * (len(schemes) + 2),
