@@ -4,6 +4,7 @@ Decode.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 from typing import Any
@@ -45,6 +46,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return run_ranks(request.param, tmp_path_factory.mktemp("ranks"), context_ranks.problems_job, PROBLEMS, backend="nccl")
 
 
+@functools.cache
 def one_call(problem: Problem) -> dict[str, Any]:
     cu = problem.cu_seqlens()
     packed = {} if cu is None else {"cu_seqlens_q": cu, "cu_seqlens_k": cu}

@@ -43,7 +43,7 @@ ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
 LIMITS = {"tests": 480, "accuracy": 200, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
-LIMITS |= {"context": 170, "context_all": 260}
+LIMITS |= {"context": 170, "context_all": 330}
 QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
 QUICK_LIMITS |= {"context": 100, "context_all": 100}
 # Lanes. Accuracy follows the tests: its exact results need their processors.
@@ -64,10 +64,10 @@ ALSO_ON_ALL = ("test_jax_cuda.py::test_sharded_over_two_gpus",)  # where the tes
 TOKENS, QUICK_TOKENS = ("32768", "65536", "131072"), ("32768",)
 # Of stage `context_all`: arguments of tests/benchmark/context_parallel.py, a run each.
 ON_MANY = {
-    "causal": ("--tokens", "65536", "131072", "262144", "--rounds", "2"),
-    "full": ("--tokens", "131072", "--masks", "full", "--rounds", "2"),
-    "longest": ("--tokens", "524288", "--heads", "32/8", "--rounds", "1"),
-    "million": ("--tokens", "1048576", "--heads", "32/8", "--passes", "forward", "--rounds", "1"),
+    "causal": ("--tokens", "65536", "131072", "--rounds", "2"),
+    "longer": ("--tokens", "262144", "--rounds", "1", "--no-peers"),
+    "full": ("--tokens", "131072", "--heads", "32/8", "--masks", "full", "--rounds", "1", "--no-peers"),
+    "million": ("--tokens", "1048576", "--heads", "32/8", "--passes", "forward", "--rounds", "1", "--no-peers"),
 }
 QUICK_ON_MANY = {"causal": ("--tokens", "65536", "--rounds", "1")}
 TAIL = 15  # lines of a failed stage's log that are printed
@@ -226,7 +226,8 @@ def context_all(run: Run) -> tuple[str, str, dict]:
         status, why, data = by_command(f"context-{name}", context_program(run.gpus, *arguments), run)
         if status != "passed":
             return status, f"{name}: {why}", made
-        made = {"setting": data["setting"], "cells": made.get("cells", []) + data["cells"]}
+        rounds = max(data["setting"]["rounds"], made.get("setting", data["setting"])["rounds"])
+        made = {"setting": data["setting"] | {"rounds": rounds}, "cells": made.get("cells", []) + data["cells"]}
     return "passed", "", made
 
 

@@ -304,7 +304,7 @@ def context_stage_table(data: dict, stage: str) -> str:
         "(`tests/benchmark/context_parallel.py`): the time of the whole problem on one GPU, divided by the GPUs and by the time "
         "over all of them, so that 1 is a division without cost. `plain ring`: batch_isend_irecv and libflash.merge; PyTorch: "
         f"its own context_parallel ({setting['torch']}). The last column is the error of the model's prediction of the ring. "
-        f"{sample}, medians of {setting['rounds']} rounds, {data['stages'][stage]['date']}.",
+        f"{sample}, medians of at most {setting['rounds']} rounds, {data['stages'][stage]['date']}.",
         "",
         f"| mask | pass | heads q/k | tokens | one GPU ms | {' | '.join(schemes)} | error |",
         "|---|---|---|---:|" + "---:|" * (len(schemes) + 2),
