@@ -10,67 +10,8 @@ pytest.importorskip("jax")
 DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 PRELUDE = """
     import jax, jax.numpy as jnp, numpy as np, libflash, libflash.jax as lj
-    from jax.sharding import AxisType, PartitionSpec as P
+    from jax_context import compare, divided, tensors
     jax.config.update("jax_enable_x64", True)
-
-    def mesh_of(scheme, ranks):
-        if scheme == "heads_ring":
-            mesh = jax.make_mesh((2, ranks // 2), ("heads", "cp"), axis_types=(AxisType.Auto,) * 2)
-            return mesh, ("heads", "cp"), ("cp", "heads")
-        return jax.make_mesh((ranks,), ("cp",), axis_types=(AxisType.Auto,)), "cp", "cp"
-
-    def tensors(shape, packed, dtype="float64"):
-        batch, tokens, hq, hk, d, dv = shape
-        rng, lead = np.random.default_rng(5), (tokens,) if packed else (batch, tokens)
-        made = (rng.standard_normal((*lead, h, c)).astype(dtype) for h, c in ((hq, d), (hk, d), (hk, dv), (hq, dv)))
-        lse = (hq, tokens) if packed else (batch, hq, tokens)
-        return (*made, rng.standard_normal(lse).astype("float64" if dtype == "float64" else "float32"))
-
-    def divided(scheme, order, ranks=4, cu=None, **options):
-        \"\"\"(q, k, v, sink, slopes) of the whole problem -> (out, lse) of the whole problem.\"\"\"
-        mesh, axis, spec = mesh_of(scheme, ranks)
-        dim = 0 if cu is not None else 1
-        tokens, rows = P(*(None,) * dim, spec), P(*(None,) * (dim + 1), spec)
-
-        def local(q, k, v, sink, slopes):
-            return lj.context_parallel_attention(
-                q, k, v, axis_name=axis, scheme=scheme, order=order, cu_seqlens=cu, learnable_sink=sink, alibi_slopes=slopes,
-                return_lse=True, **options)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=(tokens,) * 3 + (P(),) * 2, out_specs=(tokens, rows))
-
-        def whole(q, k, v, sink, slopes):
-            out, lse = mapped(*(lj.shard(x, ranks, dim=dim, order=order) for x in (q, k, v)), sink, slopes)
-            return lj.unshard(out, ranks, dim=dim, order=order), lj.unshard(lse, ranks, dim=dim + 1, order=order)
-        return whole
-
-    def wanted(q, k, v, g, gl, sink, slopes, cu=None, **options):
-        options |= {} if cu is None else {"cu_seqlens_q": np.int32(cu), "cu_seqlens_k": np.int32(cu)}
-        out, lse = libflash.attention(q, k, v, learnable_sink=sink, alibi_slopes=slopes, return_lse=True, **options)
-        more = {} if sink is None else {"dsink": np.empty_like(sink)}
-        options |= {"learnable_sink": sink, "alibi_slopes": slopes, "dlse": np.where(np.isfinite(lse), gl, 0)}
-        grads = libflash.attention_backward(g, q, k, v, out, lse, **options, **more)
-        return (out, lse, *grads[:3], *more.values())
-
-    def compare(scheme, order, shape=(2, 48, 4, 2, 8, 6), ranks=4, sink=False, slopes=False, cu=None, bound=1e-12, **options):
-        q, k, v, g, gl = tensors(shape, cu is not None)
-        s = np.linspace(-1, 1, shape[2]) if sink else None
-        a = np.linspace(0.1, 0.5, shape[2]) if slopes else None
-        whole = divided(scheme, order, ranks, cu, **options)
-        sides = (0, 1, 2, 3) if sink else (0, 1, 2)
-
-        @jax.jit
-        def run(q, k, v, s):
-            def loss(q, k, v, s):
-                out, lse = whole(q, k, v, s, a)
-                return (out * g).sum() + (jnp.where(jnp.isfinite(lse), lse, 0) * gl).sum(), (out, lse)
-            gradients, made = jax.grad(loss, argnums=sides, has_aux=True)(q, k, v, s)
-            return (*made, *gradients)
-        name = f"{scheme} {order} {options} {shape} sink={sink} cu={cu}"
-        got, want = run(q, k, v, s), wanted(q, k, v, g, gl, s, a, cu, **options)
-        assert len(got) == len(want), name
-        for n, (x, y) in enumerate(zip(got, want)):
-            np.testing.assert_allclose(np.asarray(x), y, rtol=bound, atol=bound * 10, err_msg=f"{name}: result {n}")
-        return got
 """
 PLACES = (
     ("ring", "zigzag"), ("ring", "contiguous"), ("all_gather", "zigzag"), ("heads", "zigzag"), ("heads_ring", "zigzag"),
@@ -102,24 +43,27 @@ def test_windows_that_end_at_the_edge_of_a_shard_and_beyond() -> None:
 
 
 def test_rounding_of_bfloat16() -> None:
-    """Parts are summed in float32: results of four devices are as near to float64 as those of one."""
+    """Parts are summed in float32: results of four devices are as near to float64 as those of one. Sums of bfloat16 gradients
+    have 1.2 times the error."""
     run_python(PRELUDE + """
     import ml_dtypes
     q, k, v, g, _ = tensors((2, 128, 4, 2, 16, 16), False)
     q, k, v = (x.astype(ml_dtypes.bfloat16) for x in (q, k, v))
     exact = np.asarray(libflash.attention(*(x.astype("float64") for x in (q, k, v)), causal=True))
-    error = lambda out: np.abs(np.asarray(out, "float64") - np.asarray(exact)).max()
-    one = error(libflash.attention(q, k, v, causal=True))
-    out, lse = jax.jit(divided("ring", "zigzag", causal=True))(q, k, v, None, None)
-    assert out.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
-    assert error(out) <= 1.2 * one, (error(out), one)
+    error = lambda got, exact: np.sqrt(np.mean((np.asarray(got, "float64") - np.asarray(exact)) ** 2))
+    one = error(libflash.attention(q, k, v, causal=True), exact)
     gradients = lambda f, *x: jax.jit(jax.grad(lambda *x: (f(*x).astype(float) * g).sum(), argnums=(0, 1, 2)))(*x)
-    wide = gradients(lambda q, k, v: lj.attention(q, k, v, causal=True), *(x.astype("float64") for x in (q, k, v)))
-    alone = gradients(lambda q, k, v: lj.attention(q, k, v, causal=True), q, k, v)
-    ring = gradients(lambda q, k, v: divided("ring", "zigzag", causal=True)(q, k, v, None, None)[0], q, k, v)
-    for exact, one, four in zip(wide, alone, ring):
-        assert four.dtype == jnp.bfloat16
-        assert error(four) <= 1.2 * error(one), (error(four), error(one))
+    whole = lambda q, k, v: lj.attention(q, k, v, causal=True)
+    wide = gradients(whole, *(x.astype("float64") for x in (q, k, v)))
+    alone = gradients(whole, q, k, v)
+    for scheme in ("ring", "all_gather"):
+        shards = divided(scheme, "zigzag", causal=True)
+        out, lse = jax.jit(shards)(q, k, v, None, None)
+        assert out.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
+        assert error(out, exact) <= 1.1 * one, (scheme, error(out, exact), one)
+        for right, single, four in zip(wide, alone, gradients(lambda q, k, v: shards(q, k, v, None, None)[0], q, k, v)):
+            assert four.dtype == jnp.bfloat16
+            assert error(four, right) <= 1.1 * error(single, right), (scheme, error(four, right), error(single, right))
     """, **DEVICES)  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from ._jax_primitives import bind, call_of
 Array = jax.Array
 Extras = dict[str, Array]
 ppermute: Callable[..., Array] = jax.lax.ppermute
+psum_scatter: Callable[..., Array] = jax.lax.psum_scatter
 
 
 @dataclass(frozen=True)
@@ -99,25 +100,69 @@ class Ring:
 
 def gathered_attention(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
     """All keys in one call: (out, lse)."""
-    held = ring.local_tokens()
-    everything = [ring.layout.local_tokens(tuple(range(ring.size * ring.heads.size)))]
     if ring.size > 1:
-        order = np.argsort(np.concatenate([p.tokens for p in held]), kind="stable")
-        axis = q.ndim - 3
-        k, v = (
-            jnp.take(jax.lax.all_gather(x, ring.axis, axis=axis, tiled=True), order, axis=axis, unique_indices=True)
-            for x in (k, v)
-        )
-    extras = extras | ring.side("q", held, ring.device(), q) | ring.side("k", everything, 0, q)
-    if ring.size > 1 or (options.dropout_p and ring.heads.size > 1):  # the tangents know no positions and no head_begin
+        return _gathered(ring, options, q, k, v, extras)
+    extras = extras | whole_sides(ring, q)
+    if options.dropout_p and ring.heads.size > 1:  # the tangents know no head_begin
         return _once(ring, options, q, k, v, extras)
     out, lse = forward(ring, options, q, k, v, extras)
     return out, lse
 
 
+def whole_sides(ring: Ring, q: Array) -> Extras:
+    """Where this device's rows and the keys of all devices stand."""
+    everything = ring.layout.local_tokens(tuple(range(ring.size * ring.heads.size)))
+    return ring.side("q", ring.local_tokens(), ring.device(), q) | ring.side("k", [everything], 0, q)
+
+
+def order_of_gathered(ring: Ring) -> np.ndarray:
+    """Of tokens that come device by device: their order by position."""
+    return np.argsort(np.concatenate([p.tokens for p in ring.local_tokens()]), kind="stable")
+
+
+def gather(ring: Ring, x: Array) -> Array:
+    """The tokens of all devices in their order."""
+    axis = x.ndim - 3
+    return jnp.take(
+        jax.lax.all_gather(x, ring.axis, axis=axis, tiled=True), order_of_gathered(ring), axis=axis, unique_indices=True
+    )
+
+
+def scatter_sum(ring: Ring, x: Array) -> Array:
+    """The sum over all devices, of this device's tokens."""
+    axis = x.ndim - 3
+    x = jnp.take(x, np.argsort(order_of_gathered(ring)), axis=axis, unique_indices=True)
+    return psum_scatter(x, ring.axis, scatter_dimension=axis, tiled=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gathered(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
+    out, lse = forward(ring, options, q, gather(ring, k), gather(ring, v), extras | whole_sides(ring, q))
+    return out, lse
+
+
+def _gathered_forward(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> Any:
+    out, lse = _gathered(ring, options, q, k, v, extras)
+    return (out, lse), (q, k, v, extras, out, lse)
+
+
+def _gathered_backward(ring: Ring, options: Options, saved: Any, cotangents: Any) -> Any:
+    """K and V are gathered again, which takes no memory meanwhile; their gradients are summed in lse's type."""
+    q, k, v, extras, out, lse = saved
+    dout, dlse = cotangents
+    rows = without_sink(extras) | whole_sides(ring, q) | {"dlse": dlse}
+    fixed = (dout, q, gather(ring, k), gather(ring, v), out, lse)
+    dq, dk, dv = backward(ring, options._replace(wide=True), fixed, rows)
+    sums = scatter_sum(ring, dk).astype(k.dtype), scatter_sum(ring, dv).astype(v.dtype)
+    return dq.astype(q.dtype), *sums, gradients_of(extras, dout, out, lse, dlse)
+
+
+_gathered.defvjp(_gathered_forward, _gathered_backward)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _once(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
-    """One call, with gradients once."""
+    """One call over keys that are here, with gradients once."""
     out, lse = forward(ring, options, q, k, v, extras)
     return out, lse
 

@@ -7,6 +7,7 @@ heads and pass keys. Token shards are numbered ring first: shard = ring rank * h
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,45 +121,47 @@ def gather(axis: Axis, x: Tensor) -> list[Tensor]:
     """The tensors of all ranks of the axis, which have one shape."""
     if axis.size == 1:
         return [x]
-    made = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(axis.size)]
-    dist.all_gather(made, x.contiguous(), group=axis.group)
-    return made
+    made = x.new_empty((axis.size, *x.shape))
+    dist.all_gather_into_tensor(made, x.contiguous(), group=axis.group)
+    return list(made)
 
 
-def swap(axis: Axis, pieces: list[Tensor]) -> list[Tensor]:
-    """Piece n goes to rank n; returns the pieces for this rank, in the order of the ranks. All pieces have one shape."""
+def swap(axis: Axis, sent: Tensor) -> Tensor:
+    """sent[n] goes to rank n; returns what the ranks sent to this one, in their order."""
     if axis.size == 1:
-        return pieces
-    sent = torch.stack(pieces)
+        return sent
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=axis.group)
-    return list(received)
+    return received
 
 
 Chunks = tuple[tuple[int, int], ...]  # of chunks_by_position
 
 
-def join_chunks(parts: list[Tensor], chunks: Chunks, dim: int) -> Tensor:
+def join_chunks(parts: Sequence[Tensor], chunks: Chunks, dim: int) -> Tensor:
     """The tokens of all ranks in their order, from the parts of the ranks."""
     size = parts[0].shape[dim] * len(parts) // len(chunks)
     return torch.cat([parts[rank].narrow(dim, n * size, size) for rank, n in chunks], dim)
 
 
-def split_chunks(x: Tensor, chunks: Chunks, dim: int) -> list[Tensor]:
-    """The inverse: the parts of the ranks."""
+def split_chunks(x: Tensor, chunks: Chunks, dim: int) -> Tensor:
+    """The inverse: the parts of the ranks, along a new first dimension."""
     size = x.shape[dim] // len(chunks)
     pieces: dict[int, list[Tensor]] = {}
     for position, (rank, _) in enumerate(chunks):  # those of a rank ascend
         pieces.setdefault(rank, []).append(x.narrow(dim, position * size, size))
-    return [torch.cat(pieces[rank], dim) for rank in sorted(pieces)]
+    shape = list(x.shape)
+    shape[dim] //= len(pieces)
+    made = x.new_empty((len(pieces), *shape))
+    for rank, own in pieces.items():
+        torch.cat(own, dim, out=made[rank])
+    return made
 
 
-def sum_pieces(axis: Axis, pieces: list[Tensor]) -> Tensor:
-    """Piece n is a part of a sum that rank n gets, in float32 at least. The order of the sum is that of the ranks, the same in
-    every run.
-    """
-    parts = swap(axis, pieces)
-    total = parts[0].to(torch.promote_types(parts[0].dtype, torch.float32))
+def sum_over_ranks(axis: Axis, x: Tensor) -> Tensor:
+    """The sum over the ranks of x[n], on rank n; in float32 at least, and in the order of the ranks, the same in every run."""
+    parts = swap(axis, x)
+    total = parts[0].to(torch.promote_types(x.dtype, torch.float32), copy=True)  # not a view that keeps all parts
     for part in parts[1:]:
-        total = total + part
+        total += part
     return total

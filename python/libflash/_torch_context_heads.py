@@ -27,14 +27,15 @@ class HeadExchange:
             return x
         if repeat > 1:
             x = x.repeat_interleave(repeat, head_dim)
-        return groups.join_chunks(groups.swap(self.axis, list(x.chunk(self.axis.size, head_dim))), self.chunks, token_dim)
+        received = groups.swap(self.axis, torch.stack(x.chunk(self.axis.size, head_dim)))
+        return groups.join_chunks(list(received), self.chunks, token_dim)
 
     def to_tokens(self, x: Tensor, token_dim: int, head_dim: int, repeat: int = 1) -> Tensor:
         """The inverse; sums over repeated heads."""
         if self.axis.size == 1:
             return x
         received = groups.swap(self.axis, groups.split_chunks(x, self.chunks, token_dim))
-        joined = torch.cat(received, head_dim)
+        joined = torch.cat(list(received), head_dim)
         if repeat == 1:
             return joined
         shape = list(joined.shape)

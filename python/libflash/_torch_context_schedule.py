@@ -96,12 +96,13 @@ class Schedule:
             return calls.finish()
         following = self.send_keys(1, k, v) if ring.size > 1 else None
         calls.add(k, v, ring.rank, transfers=ring.size > 1)
+        keys: tuple[Tensor, ...] = ()
         for step in range(1, ring.size):
             keys = following.wait() if following else ()
             following = self.send_keys(step + 1, k, v) if step + 1 < ring.size else None
             if keys:
-                k_other, v_other = keys
-                calls.add(k_other, v_other, self.partner(step)[1], transfers=following is not None)
+                calls.add(*keys, self.partner(step)[1], transfers=following is not None)
+        keys = ()  # their memory is free when the results are merged
         return calls.finish()
 
     def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
@@ -109,8 +110,10 @@ class Schedule:
         ring, calls = self.ranks.ring, self.backward_calls((dout, q, out, lse), dlse, dsink)
         if self.gathered:
             gathered = self.gather(k), self.gather(v)
-            sums = [self.scatter_sum(filled(made, x)) for made, x in zip(calls.add(*gathered, ALL), gathered, strict=True)]
-            return calls.finish(), sums[0].to(k.dtype), sums[1].to(v.dtype)
+            made = calls.add(*gathered, ALL)
+            del gathered
+            dk, dv = (self.scatter_sum(x).to(k.dtype) for x in made)
+            return calls.finish(), dk, dv
         home = GradientsOfKeys(k.shape[1])
         following = self.send_keys(1, k, v) if ring.size > 1 else None
         home.add(calls.begin(k, v))
@@ -139,12 +142,11 @@ class Schedule:
         return groups.join_chunks(groups.gather(self.ranks.ring, x), self.chunks(), self.token_dim())
 
     def scatter_sum(self, x: Tensor) -> Tensor:
-        return groups.sum_pieces(self.ranks.ring, groups.split_chunks(x, self.chunks(), self.token_dim()))
-
-
-def filled(x: Tensor, like: Tensor) -> Tensor:
-    """Gradients of the first keys with those of the others, zeros."""
-    return x if x.shape == like.shape else torch.cat((x, x.new_zeros(like[:, x.shape[1] :].shape)), 1)
+        """Of the first tokens; the gradients of the others are zeros."""
+        missing = self.layout.tokens - x.shape[self.token_dim()]
+        if missing > 0:
+            x = torch.cat((x, x.new_zeros((x.shape[0], missing, *x.shape[2:]))), 1)
+        return groups.sum_over_ranks(self.ranks.ring, groups.split_chunks(x, self.chunks(), self.token_dim()))
 
 
 class GradientsOfKeys:

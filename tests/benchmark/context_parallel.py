@@ -12,6 +12,7 @@ where it is longer than the GPU's.
 Before a cell of at most 16384 tokens is timed, results are compared with those of one rank. `rate` is the time of the whole
 problem on one rank, divided by the ranks and by the contender's time: 1 is a scheme without cost. The prediction is that of
 _context_model.py for the ring; its error is printed for the ranks at hand, and its values for 4 to 64 ranks are no measurements.
+On GPUs the peak of memory of one call is compared with that of _context_memory.py, the largest of all ranks with each other.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from _context_model import RingModel
 from _plain_ring import PlainRing
+from _rank_memory import measured_peak, memory_of_ranks, said_of_memory
 from _rank_timing import Call, Clock
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -87,14 +89,17 @@ def schemes(ranks: int) -> tuple[str, ...]:
     return ("ring", "all_gather", "heads", *["heads_ring"] * (ranks >= 4 and ranks % 2 == 0), "auto")
 
 
-def contenders(shards: list[torch.Tensor], backward: bool, causal: bool, peers: bool) -> dict[str, Call]:
-    """Those that run here, after one call of each; others are named with the reason."""
+def contenders(
+    shards: list[torch.Tensor], backward: bool, causal: bool, peers: bool
+) -> tuple[dict[str, Call], dict[str, int | None]]:
+    """Those that run here, and the memory that one call of each took; others are named with the reason."""
     ranks, device = dist.get_world_size(), shards[0].device
     calls: dict[str, Call] = {}
+    peaks: dict[str, int | None] = {}
 
     def try_out(name: str, call: Call) -> None:
         try:
-            call()
+            peaks[name] = measured_peak(call, device)
         except (NotImplementedError, RuntimeError, libflash.Error) as refused:
             say(f"    {name}: left out: {str(refused).splitlines()[0][:120]}")
         else:
@@ -112,7 +117,7 @@ def contenders(shards: list[torch.Tensor], backward: bool, causal: bool, peers: 
 
     if peers and ranks > 1:
         try_out("PyTorch", pytorch)
-    return calls
+    return calls, peaks
 
 
 def compare(calls: dict[str, Call], wanted: list[torch.Tensor]) -> None:
@@ -137,15 +142,20 @@ def cell(tokens: int, heads: tuple[int, int], backward: bool, causal: bool, cloc
     ranks = dist.get_world_size()
     mask, passes = "causal" if causal else "full", "forward and backward" if backward else "forward"
     say(f"{tokens} tokens, heads {heads[0]}/{heads[1]}, {mask}, {passes}, {ranks} ranks")
-    calls = contenders(shards, backward, causal, not options.no_peers)
-    one_rank()
+    calls, peaks = contenders(shards, backward, causal, not options.no_peers)
+    memory = {}
+    if device.type == "cuda":
+        memory = memory_of_ranks(peaks | {WHOLE: measured_peak(one_rank, device)}, whole, shards, causal, backward)
+    else:
+        one_rank()
     if tokens <= COMPARED:
         compare(calls, [libflash.torch.shard(x, dim=1, order="zigzag") for x in one_rank()])
     ms = clock.medians({WHOLE: one_rank, **calls}, options.rounds)
     for name, value in ms.items():
         rate = "" if name == WHOLE else f", rate {ms[WHOLE] / ranks / value:.3f}"
-        say(f"    {name}: {value:.3f} ms{rate}")
-    return {"tokens": tokens, "heads": heads, "causal": causal, "backward": backward, "ranks": ranks, "ms": ms}
+        say(f"    {name}: {value:.3f} ms{rate}{said_of_memory(memory.get(name))}")
+    about = {"tokens": tokens, "heads": heads, "causal": causal, "backward": backward, "ranks": ranks, "ms": ms}
+    return about | ({"memory": memory} if memory else {})
 
 
 def prediction(result: dict, model: RingModel) -> dict[int, float]:

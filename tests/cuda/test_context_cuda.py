@@ -48,12 +48,12 @@ class Mailbox:
             return self.boxes[key]
 
     def gather(self, axis: groups.Axis, x: torch.Tensor) -> list[torch.Tensor]:
-        return self.swap(axis, [x] * axis.size)
+        return list(self.swap(axis, torch.stack([x] * axis.size)))
 
-    def swap(self, axis: groups.Axis, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
-        for to, piece in enumerate(pieces):
+    def swap(self, axis: groups.Axis, sent: torch.Tensor) -> torch.Tensor:
+        for to, piece in enumerate(sent):
             self.box(axis.rank, to, -1).put(piece.clone())
-        return [self.box(source, axis.rank, -1).get(timeout=60) for source in range(axis.size)]
+        return torch.stack([self.box(source, axis.rank, -1).get(timeout=60) for source in range(axis.size)])
 
 
 class Exchange:

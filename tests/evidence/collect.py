@@ -43,9 +43,9 @@ ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
 LIMITS = {"tests": 480, "accuracy": 200, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
-LIMITS |= {"context": 170, "context_all": 330}
+LIMITS |= {"context": 260, "context_all": 330}
 QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
-QUICK_LIMITS |= {"context": 100, "context_all": 100}
+QUICK_LIMITS |= {"context": 150, "context_all": 100}
 # Lanes. Accuracy follows the tests: its exact results need their processors.
 CHECKS = (("tests", "accuracy"), ("sanitizer",), ("repeats",))
 TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
@@ -59,7 +59,8 @@ NO_GPU = "no CUDA device"  # the reason with which tests/cuda skips
 WAITING = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
 # These need no GPU, and take minutes of processor time.
 ON_HOST = tuple(sorted(path.name for path in (ROOT / "tests/cuda").glob("test_on_host_*.py")))
-ON_ALL = ("test_context_gpus.py", "test_two_devices.py")  # need several GPUs: of the stage `context`
+# Need several GPUs: of the stage `context`.
+ON_ALL = ("test_context_gpus.py", "test_jax_context_gpus.py", "test_two_devices.py")
 ALSO_ON_ALL = ("test_jax_cuda.py::test_sharded_over_two_gpus",)  # where the tests see one GPU, it is skipped
 TOKENS, QUICK_TOKENS = ("32768", "65536", "131072"), ("32768",)
 # Of stage `context_all`: arguments of tests/benchmark/context_parallel.py, a run each.

@@ -32,6 +32,7 @@ def evidence(**changes: object) -> dict:
     ring = {"tokens": 32768, "heads": [32, 8], "causal": True, "backward": True, "ranks": 2, "predicted_ms": {"2": 5.25}}
     ring |= {"ms": {"one rank": 10.0, "auto": 5.0, "ring": 5.0, "heads": 8.0}}
     over_four = ring | {"causal": False, "backward": False, "ranks": 4, "predicted_ms": {"4": 2.5}}
+    over_four |= {"memory": {"ring": {"bytes": 105, "model": 100}, "PyTorch": {"bytes": 300}}}
     over_four |= {"ms": {"one rank": 10.0, "auto": 2.5, "ring": 2.5, "heads_ring": 5.0}}
     kind = {"dtype": "bf16", "fill": "randn"}
     gradients = {name: {"t1": t1, "rms": 3e-3, "t2": 0.5} for name, t1 in (("dq", 0.6), ("dk", 0.7), ("dv", 0.8))}

@@ -317,7 +317,17 @@ def context_stage_table(data: dict, stage: str) -> str:
         heads = "/".join(map(str, cell["heads"]))
         mask = "causal" if cell["causal"] else "full"
         lines.append("| " + " | ".join([mask, kind, heads, str(cell["tokens"]), f"{one:.1f}", *rates, f"{error:+.1%}"]) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines + memory_line(cells, schemes))
+
+
+def memory_line(cells: list[dict], schemes: tuple[str, ...]) -> list[str]:
+    """What was measured over what the model says, of the schemes that have one."""
+    said = []
+    for scheme in schemes:
+        found = [cell["memory"][scheme] for cell in cells if "model" in cell.get("memory", {}).get(scheme, {})]
+        if ratios := [x["bytes"] / x["model"] for x in found if "bytes" in x]:
+            said.append(f"{scheme} {min(ratios):.2f} to {max(ratios):.2f}")
+    return ["", f"Peak memory of a GPU beyond q, k and v, over that of its model: {', '.join(said)}."] if said else []
 
 
 TABLES = {

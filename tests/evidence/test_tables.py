@@ -106,6 +106,8 @@ def test_rows_of_the_context_table() -> None:
     assert "| full | forward | 32/8 | 32768 | 10.0 | 1.000 | 1.000 | 0.500 | +0.0% |" in made
     assert "Times include the host, medians of at most 3 rounds" in made
     assert "among as many back to back as take 250 ms, medians of at most 2 rounds" in made
+    assert made.endswith("Peak memory of a GPU beyond q, k and v, over that of its model: ring 1.05 to 1.05.")
+    assert made.count("Peak memory") == 1
     without = {name: value for name, value in evidence().items() if name not in tables.OF_SEVERAL}
     assert tables.contents({"a.json": without})["gpu-context-table"] == ""
 

@@ -1,0 +1,327 @@
+"""A model of the peak memory of context parallel attention on a rank: what PyTorch's allocator holds beyond q, k and v, from the
+shapes, and from the workspaces of the calls.
+
+For CUDA tensors of 16 bits without windows, documents, ALiBi and dropout, batch 1: python/libflash/_torch_context_schedule.py
+follows the same steps. Tensors have the size of the rank's tokens; `out` stands for out and lse.
+
+    ring, forward       a result of each step that this rank sees, K and V of two steps; at the end the merged result beside them
+    ring, backward      out; dq, dk, dv of the own step and of another one; K and V of two steps, dk and dv that arrive; sums in
+                        float32 from the third step on
+    all_gather          K and V of all ranks twice, while they are put in order; results and gradients of one call
+    heads               q, k, v, out with all tokens and a share of the heads; each exchange holds what it sends and receives
+    heads_ring          both
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from libflash._context_choice import key_heads_repeated
+from libflash._context_layout import Layout
+from libflash._torch_context_group import ALONE, Axis, Ranks
+from libflash._torch_context_parts import MOST_RESULTS, Part, keys_used, parts_of
+
+# Bytes of the workspace of a call: operation, rows, keys, numbers of query and key heads, causal.
+Workspace = Callable[[str, int, int, tuple[int, int], bool], int]
+
+
+def no_workspace(*call: Any) -> int:
+    """Of the CPU, which is not PyTorch's."""
+    del call
+    return 0
+
+
+@dataclass
+class Held:
+    """Bytes that are held, and the most so far."""
+
+    now: int = 0
+    peak: int = 0
+
+    def take(self, size: int) -> int:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        return size
+
+    def give(self, size: int) -> None:
+        self.now -= size
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Bytes of one token: of q, of k, of v, of out, of lse; `wide`: a float32 number over one of q's type."""
+
+    q: int
+    k: int
+    v: int
+    out: int
+    lse: int
+    wide: int
+
+    @property
+    def kv(self) -> int:
+        return self.k + self.v
+
+    @property
+    def result(self) -> int:
+        return self.out + self.lse
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a rank."""
+
+    tokens: int
+    heads_q: int
+    heads_k: int
+    head_dim: int
+    element: int = 2
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        return self.heads_q, self.heads_k
+
+    def rows(self) -> Rows:
+        q, k = (heads * self.head_dim * self.element for heads in self.heads)
+        return Rows(q, k, k, q, 4 * self.heads_q, 4 // self.element)
+
+
+@dataclass
+class SumOfTerms:
+    """As libflash._torch_context_parts.Sum: two terms, or a total in float32. `row`: bytes of a token."""
+
+    held: Held
+    size: int
+    row: int
+    wide: int
+    terms: list[int] = field(default_factory=list)
+    total: bool = False
+
+    def add(self, tokens: int) -> None:
+        self.terms.append(tokens)
+        if self.total or len(self.terms) > 2:
+            if not self.total:
+                self.held.take(self.size * self.row * self.wide)
+            self.total = True
+            self.held.give(sum(self.terms) * self.row)
+            self.terms = []
+
+    def finish(self) -> None:
+        """Gives a term, or the total in the type of a term."""
+        if self.total and self.wide > 1:
+            self.held.take(self.size * self.row)
+            self.held.give(self.size * self.row * self.wide)
+        elif not self.total:
+            self.held.give((sum(self.terms) - max(self.terms)) * self.row)
+
+
+@dataclass
+class Schedule:
+    """One call on a rank, after an exchange of heads."""
+
+    held: Held
+    ranks: Ranks
+    layout: Layout
+    causal: bool
+    shape: Shape  # tokens and heads of the rank after the exchange
+    workspace: Workspace
+
+    def __post_init__(self) -> None:
+        self.rows = self.shape.rows()
+
+    def parts(self, rows: int, columns: int | None) -> tuple[Part, ...]:
+        """`columns` None: the keys of all ranks."""
+        everything = tuple(range(self.ranks.size))
+        keys = everything if columns is None else self.ranks.members(columns)
+        return parts_of(self.layout, self.ranks.members(rows), keys, self.causal)
+
+    def during(self, operation: str, part: Part, heads: tuple[int, int] | None = None) -> None:
+        rows = part.rows.stop - part.rows.start
+        self.held.give(self.held.take(self.workspace(operation, rows, part.keys, heads or self.shape.heads, part.causal)))
+
+    # -- forward
+
+    def results(self, parts: tuple[Part, ...]) -> list[int]:
+        """The bytes of each result."""
+        made = []
+        for part in parts:
+            made.append(self.held.take((part.rows.stop - part.rows.start) * self.rows.result))
+            self.during("forward", part)
+        return made
+
+    def merge(self, results: list[int], wide: int = 1) -> list[int]:
+        """One result in place of several."""
+        size = self.shape.tokens * (self.rows.out * wide + self.rows.lse)
+        if results != [size]:
+            self.held.take(size)
+            self.held.give(sum(results))
+        return [size]
+
+    def gather(self) -> int:
+        """K and V of all ranks."""
+        size = self.ranks.ring.size * self.shape.tokens
+        for row in (self.rows.k, self.rows.v):
+            received = self.held.take(size * row)
+            self.held.take(size * row)
+            self.held.give(received)
+        return size * self.rows.kv
+
+    def forward(self, gathered: bool) -> None:
+        ring, rows = self.ranks.ring, self.rows
+        if gathered:
+            keys = self.gather()
+            results = self.results(self.parts(ring.rank, None))
+            self.held.give(keys)
+            self.merge(results)
+            return
+        steps = [self.parts(ring.rank, (ring.rank - step) % ring.size) for step in range(ring.size)]
+        sizes = [0, *(keys_used(parts) * rows.kv for parts in steps[1:]), 0]
+        self.held.take(sizes[1])
+        results = self.results(steps[0])
+        for step in range(1, ring.size):
+            self.held.give(sizes[step - 1])
+            self.held.take(sizes[step + 1])
+            results += self.results(steps[step])
+            if len(results) > MOST_RESULTS:
+                results = self.merge(results, rows.wide)
+        self.held.give(sizes[ring.size - 1])
+        self.merge(results)
+
+    # -- backward
+
+    def gradients(self, parts: tuple[Part, ...]) -> tuple[int, int]:
+        """Of the keys of another rank, or of all: the rows of dq, and the keys of dk and dv."""
+        used = keys_used(parts)
+        sums = [SumOfTerms(self.held, used, row, self.rows.wide) for row in (self.rows.k, self.rows.v)]
+        rows = max(part.rows.stop for part in parts) - min(part.rows.start for part in parts)
+        self.held.take(rows * self.rows.q)
+        for part in parts:
+            for total in sums:
+                self.held.take(part.keys * total.row)
+            self.during("backward", part)
+            for total in sums:
+                total.add(part.keys)
+        for total in sums:
+            total.finish()
+        return rows, used
+
+    def own(self, halves: slice) -> None:
+        """Of a half of the heads."""
+        group = self.shape.heads_q // self.shape.heads_k
+        keys = len(range(self.shape.heads_k)[halves])
+        if keys:
+            (part,) = self.parts(self.ranks.ring.rank, self.ranks.ring.rank)
+            self.during("backward", part, (keys * group, keys))
+
+    def backward(self, gathered: bool) -> None:
+        ring, rows, held, tokens = self.ranks.ring, self.rows, self.held, self.shape.tokens
+        if gathered:
+            keys = self.gather()
+            used = self.gradients(self.parts(ring.rank, None))[1]
+            held.give(keys)
+            for row in (rows.k, rows.v):
+                self.scatter_sum(row, used)
+            held.give(used * rows.kv)
+            return
+        steps = [self.parts(ring.rank, (ring.rank - step) % ring.size) for step in range(ring.size)]
+        sizes = [0, *(keys_used(parts) * rows.kv for parts in steps[1:]), 0]
+        dq, dk, dv = (SumOfTerms(held, tokens, row, rows.wide) for row in (rows.q, rows.k, rows.v))
+        held.take(sizes[1])
+        held.take(tokens * (rows.q + rows.kv))
+        half = self.shape.heads_k // 2
+        self.own(slice(half))
+        sent, arriving = 0, 0
+        for step in range(1, ring.size):
+            held.give(sizes[step - 1])
+            held.take(sizes[step + 1])
+            made = 0
+            if steps[step]:
+                of_rows, made = self.gradients(steps[step])
+                dq.add(of_rows)
+            for total in (dk, dv) if arriving else ():
+                total.add(arriving)
+            user = (ring.rank + step) % ring.size
+            arriving = keys_used(self.parts(user, ring.rank))
+            held.take(arriving * rows.kv)
+            held.give(sent * rows.kv)
+            sent = made
+        self.own(slice(half, None))
+        dq.add(tokens)
+        for total in (dk, dv):
+            total.add(tokens)
+            if arriving:
+                total.add(arriving)
+        for total in (dk, dv, dq):
+            total.finish()
+        held.give(sizes[ring.size - 1] + sent * rows.kv)
+
+    def scatter_sum(self, row: int, used: int) -> None:
+        tokens = self.shape.tokens
+        size = self.ranks.ring.size * tokens * row
+        filled = size if used < self.ranks.ring.size * tokens else 0
+        self.held.take(filled + 2 * size)  # with zeros; sent and received
+        self.held.take(tokens * row * self.rows.wide)
+        self.held.give(2 * size + filled)
+        if self.rows.wide > 1:
+            self.held.take(tokens * row)
+            self.held.give(tokens * row * self.rows.wide)
+
+
+def exchange(held: Held, size: int, repeated: int = 0, summed: int = 0) -> None:
+    """Of a tensor of `size` bytes, for one of the same size. `repeated`: of a copy with repeated heads, which is sent; `summed`:
+    of the sum over repeated heads, which is kept instead.
+    """
+    held.take(repeated + 2 * size)  # sent and received
+    held.give(size)
+    held.take(size + summed)  # in order
+    held.give(repeated + size + (size if summed else 0))
+
+
+def ranks_of(scheme: str, mesh: tuple[int, ...], rank: int) -> Ranks:
+    if len(mesh) == 2:
+        return Ranks(Axis(None, rank // mesh[1], mesh[0]), Axis(None, rank % mesh[1], mesh[1]), None)
+    axis = Axis(None, rank, mesh[0])
+    return Ranks(axis, ALONE, None) if scheme == "heads" else Ranks(ALONE, axis, None)
+
+
+def peak(
+    scheme: str, shape: Shape, mesh: tuple[int, ...], causal: bool, backward: bool, rank: int, order: str = "zigzag",
+    workspace: Workspace = no_workspace,
+) -> int:  # fmt: skip
+    """Of forward without gradients, or of forward and backward."""
+    held, ranks = Held(), ranks_of(scheme, mesh, rank)
+    layout = Layout(order, shape.tokens * ranks.size, ranks.size)
+    share, rows = ranks.heads.size, shape.rows()
+    repeat = key_heads_repeated(shape.heads_q, shape.heads_k, share)
+    inner = Shape(shape.tokens * share, shape.heads_q // share, shape.heads_k * repeat // share, shape.head_dim, shape.element)
+    schedule = Schedule(held, ranks, layout, causal, inner, workspace)
+    n, exchanged, gathered = shape.tokens, share > 1, scheme == "all_gather" or ranks.ring.size == 1
+    keys = [n * row * repeat for row in (rows.k, rows.v)]
+    if exchanged:
+        exchange(held, n * rows.q)
+        for size in keys:
+            exchange(held, size, repeated=size if repeat > 1 else 0)
+    schedule.forward(gathered and not exchanged) if ranks.ring.size > 1 else one_call(schedule, "forward")
+    if exchanged:
+        exchange(held, n * rows.out)
+        exchange(held, n * rows.lse)
+    if not backward:
+        return held.peak
+    if exchanged:
+        exchange(held, n * rows.out)
+        exchange(held, n * rows.lse, repeated=n * rows.lse)  # of zeros
+    schedule.backward(gathered and not exchanged) if ranks.ring.size > 1 else one_call(schedule, "backward")
+    if exchanged:
+        exchange(held, n * rows.q)
+        for size, row in zip(keys, (rows.k, rows.v), strict=True):
+            exchange(held, size, summed=n * row if repeat > 1 else 0)
+    return held.peak
+
+
+def one_call(schedule: Schedule, operation: str) -> None:
+    """All rows and keys of a share of the heads, with nothing to merge."""
+    tokens, rows = schedule.shape.tokens, schedule.rows
+    schedule.held.take(tokens * (rows.result if operation == "forward" else rows.q + rows.kv))
+    schedule.during(operation, Part(slice(0, tokens), tokens, schedule.causal))
