@@ -113,6 +113,9 @@ def test_refusals() -> None:
         else:
             raise AssertionError(f"not refused: {text}")
     refused("scheme is 'tree'; it must be one of", scheme="tree")
+    for name, value in (("bias", np.zeros((1, 4, 12, 48))), ("mask", np.ones((12, 48), bool)), ("layout", "bhsd")):
+        refused(f"{name} cannot be given to context_parallel_attention", libflash.UnsupportedError, **{name: value})
+    refused("unexpected keyword argument 'biass'", TypeError, biass=1)
     refused("order is 'striped'", order="striped")
     refused("order 'zigzag' needs a multiple of 8", shape=(2, 44, 4, 2, 8, 6))
     refused("q has 3 heads; scheme 'heads' needs a multiple of the 4", scheme="heads", shape=(2, 48, 3, 3, 8, 6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,28 @@ def refusals_job(rank: int) -> list[tuple[str, str]]:
     refused(*(x[:, :, :3],) * 3, mesh=mesh, scheme="heads_ring")
     refused(x, x, x, mesh=mesh, group=torch.distributed.group.WORLD)
     made.append(("explain", adapter.explain_context_parallel(x, x, x)))
+    made.append(("explain", adapter.explain_context_parallel(*(y.expand(3, -1, -1, -1) for y in (x, x, x)))))
     return made
+
+
+def others_job(rank: int) -> list[tuple[str, str]]:
+    """Options of attention that only rank 1 gives, then both."""
+    made = []
+    x = torch.randn(1, 8, 4, 8)
+    for name, value in OTHERS.items():
+        for given in (rank == 1, True):
+            try:
+                adapter.context_parallel_attention(x, x, x, **({name: value} if given else {}))
+            except Exception as error:
+                made.append((type(error).__name__, str(error)))
+    assert adapter.context_parallel_attention(x, x, x, bias=None).shape == x.shape
+    return made
+
+
+OTHERS = {
+    "bias": torch.zeros(1, 4, 8, 16), "mask": torch.ones(8, 16, dtype=torch.bool), "block_mask": torch.ones(1, 1, 1, 1),
+    "seqused_k": torch.tensor([3]), "layout": "bhsd", "row_begin": 8, "position_ids": torch.arange(8), "biass": 1,
+}  # fmt: skip
 
 
 TEXTS = [
@@ -236,9 +258,23 @@ TEXTS = [
 ]
 
 
+def test_other_options_are_refused_by_name_on_all_ranks(tmp_path: pathlib.Path) -> None:
+    zero, one = run_ranks(2, tmp_path, others_job)
+    for n, name in enumerate(OTHERS):
+        kind = "TypeError" if name == "biass" else "UnsupportedError"
+        for said in (one[2 * n], one[2 * n + 1], zero[2 * n + 1]):
+            assert (said[0], name in said[1]) == (kind, True), said
+        assert (zero[2 * n][0], zero[2 * n][1]) == ("InvalidError", f"rank 1: {one[2 * n][1]}")
+    assert "gather k and v and call attention" in one[0][1]
+
+
 def test_refusals_are_the_same_on_all_ranks(tmp_path: pathlib.Path) -> None:
     zero, one = run_ranks(2, tmp_path, refusals_job)
-    assert zero.pop()[1].startswith("scheme     heads: a rank has 8 tokens, fewer than the 4096")
+    of_three, of_one = zero.pop()[1], zero.pop()[1]
+    assert of_one.startswith("scheme     heads: a rank has 8 tokens, fewer than the 4096")
+    sent = [[int(n) for n in re.findall(r"(\d+) sent by a rank", text)] for text in (of_one, of_three)]
+    assert sent[0] == [2048, 2048, 2048]  # half of q, k, v, out; K and V: 8 tokens of 4 heads, twice 8 float32
+    assert sent[1] == [3 * n for n in sent[0]]  # each entry of the batch is sent
     assert len(zero) == len(TEXTS)
     for (kind, text), (other_kind, other), wanted in zip(zero, one, TEXTS, strict=False):
         assert wanted in text, text

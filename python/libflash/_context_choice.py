@@ -29,6 +29,7 @@ class Sizes:
     channels_k: int
     element: int
     mesh: tuple[int, ...]
+    batch: int = 1
 
 
 def check_scheme(scheme: str, sizes: Sizes, order: str, window: tuple[int, int]) -> None:
@@ -82,14 +83,15 @@ def choose(sizes: Sizes, order: str, window: tuple[int, int]) -> tuple[str, str]
 
 def bytes_sent(scheme: str, s: Sizes) -> int:
     """By one rank in a forward call; a ring that skips invisible keys sends less."""
-    keys = s.tokens * s.heads_k * s.channels_k * s.element
+    rows = s.batch * s.tokens
+    keys = rows * s.heads_k * s.channels_k * s.element
     if scheme in ("ring", "all_gather"):
         return (s.mesh[0] - 1) * keys
     if scheme == "halo":
         return min(2, s.mesh[0] - 1) * keys
     heads = s.mesh[0]
     repeated = max(1, heads // s.heads_k)
-    exchanged = (s.tokens * s.heads_q * s.channels_q * s.element + keys * repeated) * (heads - 1) // heads
+    exchanged = (rows * s.heads_q * s.channels_q * s.element + keys * repeated) * (heads - 1) // heads
     return exchanged + ((s.mesh[1] - 1) * keys * repeated if scheme == "heads_ring" else 0)
 
 

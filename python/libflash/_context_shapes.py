@@ -9,7 +9,24 @@ from typing import Any
 
 from . import _context_layout as layouts
 from ._context_choice import Sizes
-from ._errors import InvalidError
+from ._errors import InvalidError, UnsupportedError
+from ._option_list import OPTIONS
+
+ALL_KEYS = "its columns are the keys of all ranks, and those are divided: gather k and v and call attention"
+DOCUMENTS = "cu_seqlens says which documents the tokens of all ranks are"
+REASONS = dict.fromkeys(("bias", "mask", "block_mask"), ALL_KEYS)
+REASONS |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "position_ids"), DOCUMENTS)
+
+
+def refuse_others(others: dict[str, Any]) -> None:
+    """Arguments that context_parallel_attention does not have; None stands for an option that is not given."""
+    for name, value in others.items():
+        if value is None:
+            continue
+        if name in REASONS or any(option.name == name for option in OPTIONS):
+            reason = f": {REASONS[name]}" if name in REASONS else ""
+            raise UnsupportedError(f"{name} cannot be given to context_parallel_attention{reason}")
+        raise TypeError(f"context_parallel_attention() got an unexpected keyword argument {name!r}")
 
 
 def check_shapes(q: Any, k: Any, v: Any, *, packed: bool) -> None:
@@ -30,7 +47,8 @@ def check_shapes(q: Any, k: Any, v: Any, *, packed: bool) -> None:
 def sizes_of(q: Any, k: Any, v: Any, mesh: tuple[int, ...]) -> Sizes:
     """Of one rank; `mesh`: the ranks of each dimension."""
     channels_q, channels_k = q.shape[-1] + v.shape[-1], k.shape[-1] + v.shape[-1]
-    return Sizes(q.shape[-3], q.shape[-2], k.shape[-2], channels_q, channels_k, q.dtype.itemsize, mesh)
+    batch = q.shape[0] if q.ndim == 4 else 1
+    return Sizes(q.shape[-3], q.shape[-2], k.shape[-2], channels_q, channels_k, q.dtype.itemsize, mesh, batch)
 
 
 def check_tokens(sizes: Sizes, order: str, cu_seqlens: tuple[int, ...] | None) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from . import _context_layout as layouts
 from ._context_choice import Sizes, can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout
-from ._context_shapes import check_shapes, check_tokens, documents_of, sizes_of
+from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
 from ._errors import InvalidError, UnsupportedError
 from ._jax_calls import Options, vary, varying_axes
 from ._jax_context_heads import Heads
@@ -57,6 +57,7 @@ def context_parallel_attention(
     deterministic: bool = False,
     return_lse: bool = False,
     backend: str | None = None,
+    **others: Any,
 ) -> Array | tuple[Array, Array]:
     """Exact attention of this device's rows over the keys of all devices of a mesh axis, with gradients for q, k, v and
     learnable_sink. Call it inside jax.shard_map. Names and meanings are those of `attention`.
@@ -83,9 +84,11 @@ def context_parallel_attention(
 
     Raises
     ------
-    As attention. UnsupportedError on GPUs for alibi_slopes, but with scheme "heads".
+    As attention. UnsupportedError for bias, mask, block_mask and other options of attention that are not named here; on GPUs for
+    alibi_slopes, but with scheme "heads".
     """
     arguments = dict(locals())
+    refuse_others(arguments.pop("others"))
     return_lse = switch(return_lse, "return_lse")
     q, k, v = arrays_of(q=q, k=k, v=v)
     sizes_of_axes = tuple(jax.lax.axis_size(name) for name in axis_names(axis_name))

@@ -18,7 +18,7 @@ from . import _core
 from . import _torch_context_group as groups
 from ._context_choice import can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout, chunks_by_position
-from ._context_shapes import check_shapes, check_tokens, documents_of, sizes_of
+from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import SCORE_NUMBERS
 from ._torch_context_check import agree, text_of
@@ -77,6 +77,7 @@ def context_parallel_attention(
     return_lse: bool = False,
     backend: str | None = None,
     check: bool | None = None,
+    **others: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of this rank's rows over the keys of all ranks of a group, with gradients for q, k, v and learnable_sink.
 
@@ -102,9 +103,10 @@ def context_parallel_attention(
 
     Raises
     ------
-    As attention; InvalidError on all ranks for shards or options that differ. UnsupportedError for create_graph=True, torch.func
-    and forward-mode AD, and for CUDA tensors with alibi_slopes whose shards are not neighbouring tokens: their kernels know ALiBi
-    with order "contiguous" and with scheme "heads" only.
+    As attention; InvalidError on all ranks for shards or options that differ. UnsupportedError for bias, mask, block_mask and
+    other options of attention that are not named here, for create_graph=True, torch.func and forward-mode AD, and for CUDA
+    tensors with alibi_slopes whose shards are not neighbouring tokens: their kernels know ALiBi with order "contiguous" and with
+    scheme "heads" only.
     """
     given_options = dict(locals())
     scores = {name: given_options[name] for name in SCORE_NUMBERS}
@@ -113,6 +115,7 @@ def context_parallel_attention(
 
     def describe() -> dict[str, str]:
         nonlocal q, k, v
+        refuse_others(others)
         made = read_arguments(
             scheme, order, cu_seqlens, causal, window_size, scores, dropout_p, seed, offset, backend, deterministic
         )

@@ -121,9 +121,9 @@ def gather(axis: Axis, x: Tensor) -> list[Tensor]:
     """The tensors of all ranks of the axis, which have one shape."""
     if axis.size == 1:
         return [x]
-    made = x.new_empty((axis.size, *x.shape))
-    dist.all_gather_into_tensor(made, x.contiguous(), group=axis.group)
-    return list(made)
+    made = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(axis.size)]
+    dist.all_gather(made, x.contiguous(), group=axis.group)
+    return made
 
 
 def swap(axis: Axis, sent: Tensor) -> Tensor:

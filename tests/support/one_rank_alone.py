@@ -17,7 +17,7 @@ from libflash import _torch_context_schedule as schedules
 
 def stop_sending(patch: pytest.MonkeyPatch) -> None:
     """Of torch.distributed; and calls on parts, as on GPUs."""
-    for name in ("all_gather_into_tensor", "all_to_all_single", "P2POp"):
+    for name in ("all_gather", "all_to_all_single", "P2POp"):
         patch.setattr(torch.distributed, name, lambda *given, **options: None)
     patch.setattr(torch.distributed, "batch_isend_irecv", lambda operations: [])
     for module in (schedules, calls):
