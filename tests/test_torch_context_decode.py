@@ -63,7 +63,7 @@ def alone(rank: int) -> bool:
     return rank == 0 and torch.equal(got, libflash.decode(q, cache, cache, cache_seqlens=LENGTHS))
 
 
-@pytest.mark.parametrize("call", ["ring", "all_gather", "heads", "decode"])
+@pytest.mark.parametrize("call", ["ring", "all_gather", "heads", "backward", "decode"])
 def test_a_rank_that_ends(call: str, tmp_path: pathlib.Path) -> None:
     """The other one raises within the time limit of the group."""
     assert "raised" in run_in_two_processes("context_faults.py", tmp_path, call, seconds=100)[0]

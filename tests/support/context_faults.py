@@ -14,11 +14,13 @@ rank, store, call = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20))
 q, k = torch.zeros(1, 8, 4, 16), torch.zeros(1, 8, 2, 16)
 # Once together, so that the processes are connected.
-libflash.torch.context_parallel_attention(q, k, k, scheme="ring")
+out = libflash.torch.context_parallel_attention(q.clone().requires_grad_(), k, k, scheme="ring")
 if rank == 1:
     os._exit(0)
 try:
-    if call == "decode":
+    if call == "backward":
+        out.sum().backward()
+    elif call == "decode":
         lengths = torch.tensor([8], dtype=torch.int32)
         libflash.torch.context_parallel_decode(q[:, :1], k, k, cache_seqlens=lengths, check=False)
     else:
