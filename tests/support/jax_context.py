@@ -62,7 +62,7 @@ def divided(scheme: str, order: str, ranks: int = 4, cu: Any = None, **options: 
     return whole
 
 
-def wanted(q: Any, k: Any, v: Any, g: Any, gl: Any, sink: Any, slopes: Any, cu: Any = None, **options: Any) -> tuple[Any, ...]:
+def one_call(q: Any, k: Any, v: Any, g: Any, gl: Any, sink: Any, slopes: Any, cu: Any = None, **options: Any) -> tuple[Any, ...]:
     """NAMES, of one call."""
     options.pop("deterministic", None)  # the CPU always is
     options |= {} if cu is None else {"cu_seqlens_q": np.int32(cu), "cu_seqlens_k": np.int32(cu)}
@@ -97,7 +97,7 @@ def both(
     s = np.linspace(-1, 1, shape[2]).astype(wide) if sink else None
     a = np.linspace(0.1, 0.5, shape[2]).astype(wide) if slopes else None
     got = step_of(divided(scheme, order, ranks, cu, **options), a, sink)(q, k, v, g, gl, s)
-    return got, wanted(*(x.astype(wide) for x in (q, k, v, g)), gl, s, a, cu, **options)
+    return got, one_call(*(x.astype(wide) for x in (q, k, v, g)), gl, s, a, cu, **options)
 
 
 def compare(scheme: str, order: str, bound: float = 1e-12, **problem: Any) -> tuple[Any, ...]:
@@ -122,10 +122,17 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def problems(ranks: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    schemes = ("ring", "all_gather", "heads", "heads_ring") if ranks >= 4 else ("ring", "all_gather", "heads")
-    cases = {"float32-causal-sink": {"dtype": "float32"} | FIRST, "bfloat16-causal-sink": {"dtype": "bfloat16"} | FIRST}
-    cases |= {f"bfloat16-{name}": {"dtype": "bfloat16"} | more for name, more in OTHERS.items()}
-    return {f"{scheme}-{name}": (scheme, more) for scheme, (name, more) in itertools.product(schemes, cases.items())}
+    """All schemes in both types; with other options those of two GPUs, and on more than two what these cannot have."""
+    cases = {f"{dtype}-causal-sink": {"dtype": dtype} | FIRST for dtype in ("float32", "bfloat16")}
+    others = {f"bfloat16-{name}": {"dtype": "bfloat16"} | more for name, more in OTHERS.items()}
+    if ranks == 2:
+        wanted = itertools.product(("ring", "all_gather", "heads"), (cases | others).items())
+    else:
+        wanted = itertools.chain(
+            itertools.product(("ring", "all_gather", "heads"), cases.items()),
+            itertools.product(("heads_ring",), (cases | others).items()),
+        )
+    return {f"{scheme}-{name}": (scheme, more) for scheme, (name, more) in wanted}
 
 
 def errors(ranks: int, scheme: str, problem: dict[str, Any]) -> dict[str, float]:
