@@ -178,8 +178,9 @@ def scale_array(scale: float | Array | None) -> Array | None:
     """A number, or an array without dimensions, is one scale for all."""
     if isinstance(scale, (jax.Array, np.ndarray)):
         return scale.reshape(1) if scale.ndim == 0 else scale
-    is_real = isinstance(scale, (int, float, np.integer, np.floating)) and not isinstance(scale, bool)
-    return jnp.full(1, scale, jnp.float32) if is_real else scale
+    if isinstance(scale, (int, float, np.integer, np.floating)) and not isinstance(scale, bool):
+        return jnp.full(1, scale, jnp.float32)
+    return scale
 
 
 def four_dimensions(x: Any, name: str) -> Array:
