@@ -336,6 +336,36 @@ def test_read_only_scales_are_read_and_not_written() -> None:
         libflash.decode(x.q, x.k_cache, x.v_cache, k=new, v=new, k_scale=rows, v_scale=rows, cache_seqlens=lengths)
 
 
+ONE_FOR_ALL = [0.5, 1, np.float32(0.5), np.float64(0.5), np.int32(2), np.array(0.5, np.float32)]
+
+
+@pytest.mark.parametrize("scale", ONE_FOR_ALL, ids=lambda x: type(x).__name__)
+def test_a_number_is_one_scale_for_all(scale: Any) -> None:
+    """Numbers of Python and NumPy, and arrays without dimensions, in decode, explain and cache_write."""
+    x = problem(BFLOAT16, "int8")
+    array = np.full(1, scale, np.float32)
+    given, wanted = ({"k_scale": s, "v_scale": s} for s in (scale, array))
+    assert_same_bits(
+        libflash.decode(x.q, x.k_cache, x.v_cache, **given, **x.options),
+        libflash.decode(x.q, x.k_cache, x.v_cache, **wanted, **x.options),
+    )
+    plans = [libflash.explain(x.q, x.k_cache, x.v_cache, op="decode", **s, **x.options) for s in (given, wanted)]
+    assert plans[0] == plans[1]
+    rows, slots = random(2, 2, 64, seed=8).astype(BFLOAT16), np.array([3, 5])
+    written = [[c.copy() for c in (x.k_cache, x.v_cache)] for _ in range(2)]
+    for caches, s in zip(written, (given, wanted), strict=True):
+        libflash.cache_write(rows, rows, *caches, slots, **s)
+    for got, one in zip(*written, strict=True):
+        assert_same_bits(got, one)
+
+
+@pytest.mark.parametrize("scale", [True, np.True_, "1"], ids=repr)
+def test_what_is_no_scale(scale: Any) -> None:
+    x = problem(BFLOAT16, "e4m3")
+    with pytest.raises(TypeError, match="v_scale must be an array"):
+        libflash.decode(x.q, x.k_cache, x.v_cache, v_scale=scale, **x.options)
+
+
 def test_explain_takes_the_caches_of_decode() -> None:
     x = problem(BFLOAT16, "e4m3")
     plan = libflash.explain(x.q, x.k_cache, x.v_cache, op="decode", **x.options)

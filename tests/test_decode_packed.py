@@ -170,3 +170,40 @@ def test_explain_names_the_packing() -> None:
     text = libflash.explain(random(9, HEADS_Q, DIM), *caches, op="decode", cu_seqlens_q=cu_seqlens((9, 0, 0, 0, 0, 0)))
     assert "queries packed 9 rows" in text
     assert "decode_cpu" in text
+
+
+@every_kernel
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_append_overwrites_no_key_of_another_sequence(kernel: str, paged: bool, packed: bool) -> None:
+    """As where two sequences share a page that is not full. Keys that the other one does not read may be overwritten."""
+    lengths, pages = np.array([12, 5], np.int32), [random(6, 8, HEADS_K, DIM, seed=i) for i in (1, 2)]
+    if paged:
+        options = {"block_table": np.array([[0, 1, 2], [0, 4, 5]], np.int32)}
+        said = "block_table: an append .*sequence 1 appends to page 0, row 5, which sequence 0 reads"
+    else:
+        pages = [x.reshape(2, 24, HEADS_K, DIM) for x in pages]
+        options = {"cache_batch_idx": np.array([1, 1], np.int32)}
+        said = "cache_batch_idx: an append .*sequence 1 appends to entry 1, row 5, which sequence 0 reads"
+    rows = (2, 1, HEADS_Q, DIM), (2, 1, HEADS_K, DIM)
+    q, k, v = random(*rows[0], seed=3), random(*rows[1], seed=4), random(*rows[1], seed=5)
+    if packed:
+        q, k, v, options["cu_seqlens_q"] = q[:, 0], k[:, 0], v[:, 0], cu_seqlens((1, 1))
+    options |= {"kernel": kernel, "k": k, "v": v}
+    before, out = [x.copy() for x in pages], np.full_like(q, 7.0)
+    with pytest.raises(libflash.InvalidError, match=said):
+        libflash.decode(q, *pages, cache_seqlens=lengths, out=out, **options)
+    assert (out == 7).all()
+    for x, old in zip(pages, before, strict=True):
+        assert_same_bits(x, old)
+    libflash.decode(q, *pages, cache_seqlens=lengths, window_size=(4, 0), **options)  # sequence 0 reads rows 8 to 12
+    assert not np.array_equal(pages[0], before[0])
+
+
+@every_kernel
+def test_shared_pages_that_are_full_beside_appends(kernel: str) -> None:
+    pages = [random(6, 8, HEADS_K, DIM, seed=i) for i in (1, 2)]
+    q, k, v = random(2, 1, HEADS_Q, DIM, seed=3), *(random(2, 1, HEADS_K, DIM, seed=i) for i in (4, 5))
+    table = np.array([[0, 1, 2], [0, 4, 5]], np.int32)
+    options = {"cache_seqlens": np.array([12, 8], np.int32), "block_table": table, "k": k, "v": v, "kernel": kernel}
+    assert np.isfinite(libflash.decode(q, *pages, **options)).all()

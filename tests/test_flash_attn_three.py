@@ -281,3 +281,58 @@ def test_jax_has_no_qv() -> None:
     q, k, v = (jax.numpy.asarray(x) for x in qkv(d=8))
     with pytest.raises(libflash.UnsupportedError, match="qv is for PyTorch tensors and NumPy arrays"):
         flash_attn.flash_attn_with_kvcache(q, k, v, qv=q)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_errors_name_the_arguments_of_these_functions(library: str) -> None:
+    """Not those of libflash.decode."""
+    x = {name: LIBRARIES[library](value) for name, value in paged_problem().items()}
+    ones, more = (LIBRARIES[library](value) for value in (np.ones(3, np.float32), np.array([6, 99], np.int32)))
+
+    def refused(said: str, call: Any, *args: Any, **options: Any) -> None:
+        with pytest.raises(libflash.InvalidError, match=said):
+            call(*args, **options)
+
+    arrays = x["q"], x["k"], x["v"]
+    with_cache, cache = flash_attn.flash_attn_with_kvcache, {"cache_seqlens": x["used"], "cu_seqlens_q": x["cu_q"]}
+    refused("^k_descale: shape must", with_cache, *arrays, **cache, page_table=x["table"], k_descale=ones)
+    refused("^v_descale: shape must", with_cache, *arrays, **cache, page_table=x["table"], v_descale=ones)
+    refused("^s_aux: shape must", with_cache, *arrays, **cache, page_table=x["table"], s_aux=ones)
+    refused("^learnable_sink: shape must", with_cache, *arrays, **cache, page_table=x["table"], learnable_sink=ones)
+    refused("^page_table: shape must", with_cache, *arrays, **cache, page_table=x["table"][:1])
+    refused("^block_table: shape must", with_cache, *arrays, **cache, block_table=x["table"][:1])
+    refused("^cu_seqlens_k_new: needs k and v", with_cache, *arrays, **cache, page_table=x["table"], cu_seqlens_k_new=x["cu_q"])
+    rope = x["k"][..., :8]
+    refused("^v_descale: shape", with_cache, x["q"][..., :8], rope, x["v"], qv=x["q"], **cache, page_table=x["table"],
+            v_descale=ones)  # fmt: skip
+    refused("^k_cache: shape must", with_cache, x["q"][..., :8], rope[1:], x["v"], qv=x["q"], **cache, page_table=x["table"])
+    varlen, pages = flash_attn.flash_attn_varlen_func, {"block_table": x["table"], "seqused_k": x["used"]}
+    packed = *arrays, x["cu_q"], None, 4, 12
+    refused("^k_descale: shape must", varlen, *packed, **pages, k_descale=ones)
+    refused("^seqused_k: must be at least 0", varlen, *packed, block_table=x["table"], seqused_k=more)
+    refused("^v: shape must be that of k, ", varlen, x["q"], x["k"][1:], *packed[2:], **pages)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_one_scale_for_all(library: str) -> None:
+    """A number, or an array without dimensions, as engines keep it."""
+    x = {name: LIBRARIES[library](value) for name, value in paged_problem().items()}
+    options = {"cache_seqlens": x["used"], "page_table": x["table"], "causal": True, "cu_seqlens_q": x["cu_q"]}
+    half = np.array(0.5, np.float32)
+    results = [
+        np.asarray(flash_attn.flash_attn_with_kvcache(x["q"], x["k"], x["v"], **options, k_descale=scale, v_descale=scale))
+        for scale in (0.5, LIBRARIES[library](half), LIBRARIES[library](half[None]))
+    ]
+    assert_same_bits(results[0], results[1])
+    assert_same_bits(results[0], results[2])
+
+
+def test_jax_has_scales_and_no_append() -> None:
+    jax = pytest.importorskip("jax")
+    q, k, v = qkv(d=8)
+    scale = np.array([0.5, 2], np.float32)
+    arrays = [jax.numpy.asarray(x) for x in (q, k, v)]
+    got = flash_attn.flash_attn_with_kvcache(*arrays, k_descale=jax.numpy.asarray(scale), v_descale=0.5)
+    assert_same_bits(np.asarray(got), flash_attn.flash_attn_with_kvcache(q, k, v, k_descale=scale, v_descale=0.5))
+    with pytest.raises(libflash.UnsupportedError, match="k: JAX arrays are immutable"):
+        flash_attn.flash_attn_with_kvcache(*arrays, k=arrays[1], v=arrays[2])

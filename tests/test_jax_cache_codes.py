@@ -63,6 +63,34 @@ def test_jit_equals_numpy(code: str, scale: str, append: bool) -> None:
         same(one, other)
 
 
+@pytest.mark.parametrize("scale", [0.5, np.float32(0.5), np.array(0.5, np.float32), "jax"], ids=lambda x: type(x).__name__)
+def test_one_scale_for_all(scale: Any) -> None:
+    """Numbers, and arrays without dimensions, eager and jitted; a bool is none."""
+    scale = jnp.float32(0.5) if isinstance(scale, str) else scale
+    x = {name: value for name, value in problem("int8", "number", False).items() if not name.endswith("scale")}
+    wanted = libflash.decode(**x, k_scale=0.5, v_scale=0.5)
+    same(libflash.jax.decode(**x, k_scale=scale, v_scale=scale), wanted)
+    same(jax.jit(lambda x, s: libflash.jax.decode(**x, k_scale=s, v_scale=s))(x, scale), wanted)
+    arrays = {name: jnp.asarray(value) for name, value in x.items()}
+    same(libflash.decode(**arrays, k_scale=scale, v_scale=scale), wanted)
+    with pytest.raises(TypeError, match="k_scale must be an array"):
+        libflash.jax.decode(**x, k_scale=True, v_scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "head_dim_v is None; without v_cache it must be given"),
+        ({"head_dim_v": 17}, "head_dim_v is 17; it must be at least 1 and at most the channels of k_cache, 16"),
+        ({"head_dim_v": 8, "v_cache": np.zeros((B, CAPACITY, HEADS_K, DIM), np.float32)}, "head_dim_v is 8; it is given only w"),
+    ],
+)
+def test_channels_of_values_are_checked(given: dict, text: str) -> None:
+    q, cache = random(B, 1, HEADS_Q, DIM), np.zeros((B, CAPACITY, HEADS_K, DIM), np.float32)
+    with pytest.raises(libflash.InvalidError, match=text):
+        libflash.jax.decode(q, cache, **given)
+
+
 @pytest.mark.parametrize("code", ["e4m3", "e5m2"])
 def test_bytes_as_codes(code: str) -> None:
     x = problem(code, "rows", True)

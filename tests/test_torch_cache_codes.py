@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 import libflash
@@ -66,6 +67,29 @@ def test_autocast_does_not_cast_codes(code: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         got = libflash.torch.decode(**copied(x) | {"q": x["q"].float()})
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("scale", [0.5, np.float32(0.5), torch.tensor(0.5)], ids=lambda x: type(x).__name__)
+def test_one_scale_for_all(scale: Any) -> None:
+    """As engines keep it: a tensor without dimensions. Eager, compiled, under vmap, and in cache_write."""
+    x = {name: value for name, value in problem("e4m3").items() if name not in ("k", "v", "k_scale", "v_scale")}
+    given, wanted = ({"k_scale": s, "v_scale": s} for s in (scale, torch.tensor([0.5])))
+
+    def call(x: dict[str, Any], scales: dict[str, Any]) -> torch.Tensor:
+        return libflash.torch.decode(**x, **scales)
+
+    one = call(x, wanted)
+    assert torch.equal(call(x, given), one)
+    assert torch.equal(libflash.decode(**x, **given), one)
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x, given), one)
+    rest = {name: value for name, value in x.items() if name != "q"}
+    mapped = torch.vmap(lambda q: libflash.torch.decode(q, **rest, **given))(x["q"][None])
+    assert torch.equal(mapped[0], one)
+    rows, slots = torch.randn(2, 2, 32, dtype=torch.bfloat16), torch.tensor([3, 5])
+    caches = [[x[name].clone() for name in ("k_cache", "v_cache")] for _ in range(2)]
+    libflash.torch.cache_write(rows, rows, *caches[0], slots, **given)
+    libflash.torch.cache_write(rows, rows, *caches[1], slots, **wanted)
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*caches, strict=True))
 
 
 def test_values_that_are_channels_of_keys() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -89,3 +90,10 @@ def test_the_hint() -> None:
     assert torch.equal(compiled(q), wanted)
     with pytest.raises(libflash.InvalidError, match="shared_lens: must be at most cache_seqlens"):
         libflash.torch.decode(q, *whole, **options, **hint | {"shared_lens": torch.tensor([30], dtype=torch.int32)})
+
+
+@pytest.mark.parametrize("shard", [None, 2, (2, 0)])
+def test_a_shard_is_a_triple(shard: Any) -> None:
+    q, cache = torch.zeros(1, 1, 2, 8), torch.zeros(1, 4, 2, 8)
+    with pytest.raises(TypeError, match=rf"shard must be a triple \(count, index, keys\), not {re.escape(repr(shard))}"):
+        libflash.torch.decode(q, cache, cache, shard=shard)

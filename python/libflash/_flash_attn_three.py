@@ -6,13 +6,38 @@ sm_margin are about the speed of flash-attn's own kernels: they are checked and 
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from . import _core
-from ._errors import InvalidError, UnsupportedError
+from ._errors import Error, InvalidError, UnsupportedError
 
 Array = Any
+
+# What arguments of libflash.decode are called in the functions of flash-attn.
+NAMES = {"k_scale": "k_descale", "v_scale": "v_descale", "cu_seqlens_new": "cu_seqlens_k_new"}
+NAMES_WITH_QV = {"k_cache": "v_cache", "k_rope_cache": "k_cache", "k_scale": "v_descale", "k_rope": "k", "k": "v"}
+NAMES_OF_PAGES = {"k_cache": "k", "v_cache": "v"}  # in flash_attn_varlen_func
+
+
+def names_of(s_aux: Any, page_table: Any, qv: Any) -> dict[str, str]:
+    """NAMES, with those of the arguments with two names that were given."""
+    given = {"learnable_sink": "s_aux"} if s_aux is not None else {}
+    given |= {"block_table": "page_table"} if page_table is not None else {}
+    return NAMES | given | (NAMES_WITH_QV if qv is not None else {})
+
+
+@contextmanager
+def own_names(names: dict[str, str]) -> Iterator[None]:
+    """Errors of libflash.decode name its arguments; the caller knows them by others."""
+    try:
+        yield
+    except (Error, TypeError) as error:
+        words = re.compile(rf"\b(?:{'|'.join(sorted(names, key=len, reverse=True))})\b")
+        raise type(error)(words.sub(lambda found: names[found[0]], str(error))) from error
 
 
 def either(names: tuple[str, str], first: Array | None, second: Array | None) -> Array | None:

@@ -142,13 +142,19 @@ def check_new_rows(k: Any, v: Any, v_cache: Any, head_dim_v: Any, k_cache: Any) 
         raise InvalidError("k and v must be given together")
     if v_cache is None and v is not None:
         raise InvalidError("v is given without v_cache: the values are channels of k_cache, to which k is appended")
-    if (v_cache is None) == (head_dim_v is None):
+    if v_cache is None and head_dim_v is None:
+        raise InvalidError(
+            "head_dim_v is None; without v_cache it must be given: the values are the first head_dim_v channels of k_cache"
+        )
+    if v_cache is not None and head_dim_v is not None:
         raise InvalidError(
             f"head_dim_v is {head_dim_v}; it is given only without v_cache: then the values are the first head_dim_v channels of "
             "k_cache"
         )
     if head_dim_v is not None and not 1 <= integer(head_dim_v, "head_dim_v") <= k_cache.shape[-1]:
-        raise InvalidError(f"head_dim_v is {head_dim_v}; it must be at least 1 and at most the channels of k_cache")
+        raise InvalidError(
+            f"head_dim_v is {head_dim_v}; it must be at least 1 and at most the channels of k_cache, {k_cache.shape[-1]}"
+        )
 
 
 def cache_write(

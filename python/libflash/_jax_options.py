@@ -175,8 +175,12 @@ def as_array(option: Option, value: Any) -> Any:
 
 
 def scale_array(scale: float | Array | None) -> Array | None:
-    """A number is one scale for all."""
-    return jnp.full(1, scale, jnp.float32) if isinstance(scale, (int, float)) else scale
+    """A number, or an array without dimensions, is one scale for all."""
+    if isinstance(scale, (jax.Array, np.ndarray)):
+        return scale.reshape(1) if scale.ndim == 0 else scale
+    if isinstance(scale, (int, float, np.integer, np.floating)) and not isinstance(scale, bool):
+        return jnp.full(1, scale, jnp.float32)
+    return scale
 
 
 def four_dimensions(x: Any, name: str) -> Array:

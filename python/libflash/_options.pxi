@@ -318,9 +318,11 @@ cdef int read_shard(object shard, flash_decode_options_t *made) except -1:
 
 
 cdef flash_tensor_t *cache_scale(Call *call, Extras *extras, object x, str name, Role role) except? NULL:
-    """An append writes scales of rows, and reads the others. A number is one scale for all."""
+    """An append writes scales of rows, and reads the others. A number, or an array without dimensions, is one for all."""
     cdef flash_tensor_t *made
-    if isinstance(x, (int, float)) and not isinstance(x, bool):
+    if x is None:
+        return NULL
+    if is_scalar(x):
         made = &extras.tensors[extras.count]
         extras.count += 1
         memset(made, 0, sizeof(flash_tensor_t))
@@ -331,7 +333,17 @@ cdef flash_tensor_t *cache_scale(Call *call, Extras *extras, object x, str name,
         (<float *>made.data)[0] = <float>number(x, name)
         made.dtype, made.ndim, made.shape[0], made.stride[0] = FLASH_DTYPE_FLOAT32, 1, 1, 1
         return made
-    return extra(call, extras, x, name, role if x is not None and rows_have_scales(x) else READ)
+    made = extra(call, extras, x, name, role if rows_have_scales(x) else READ)
+    if made.ndim == 0:
+        made.ndim, made.shape[0], made.stride[0] = 1, 1, 1
+    return made
+
+
+cdef bint is_scalar(object x):
+    """A number of Python or NumPy; True and False are none."""
+    if isinstance(x, (int, float)):
+        return not isinstance(x, bool)
+    return hasattr(x, "__float__") and not hasattr(x, "__dlpack__") and type(x).__name__ not in ("bool", "bool_")
 
 
 cdef bint rows_have_scales(object scale) except -1:

@@ -13,7 +13,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from . import _core
 from ._block_mask import BlockMask
 from ._errors import UnsupportedError
-from ._option_list import BLOCKS, OPTIONS, WINDOW, Option
+from ._option_list import BLOCKS, OPTIONS, SHARD, WINDOW, Option
 from ._torch_kernels import BLOCK_LISTS
 from ._torch_tangents import tangent_of
 
@@ -72,6 +72,8 @@ def form_of(option: Option) -> str:
     """How given_options() compares the option with its default and converts it."""
     if option.kind in (BLOCKS, WINDOW):
         return "blocks" if option.kind is BLOCKS else "window"
+    if option.kind is SHARD:
+        return "shard"
     if option.kind.array:
         return "tensor"
     if type(option.default) is bool:
@@ -130,6 +132,8 @@ def given_options(
         elif form == "window":
             if value is not None:
                 numbers[name] = window(value)
+        elif form == "shard":
+            numbers[name] = shard(value)
         elif isinstance(value, BlockMask):
             tensors |= {part: getattr(value, part) for part in BLOCK_LISTS}
         elif value is not None:
@@ -143,3 +147,10 @@ def window(window_size: Any) -> list[int]:
         raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
     left, right = window_size
     return [-1 if left is None else left, -1 if right is None else right]
+
+
+def shard(triple: Any) -> list[int]:
+    """(count, index, keys), as the operators take it."""
+    if not isinstance(triple, (tuple, list)) or len(triple) != 3:
+        raise TypeError(f"shard must be a triple (count, index, keys), not {triple!r}")
+    return list(triple)

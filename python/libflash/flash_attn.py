@@ -171,6 +171,7 @@ def flash_attn_varlen_func(
     """
     three.refuse(attention_chunk, q_descale)
     three.check_hints(pack_gqa, sm_margin)
+    names = three.names_of(s_aux, page_table, qv)
     learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
     block_table = three.either(("block_table", "page_table"), block_table, page_table)
     used = {name: x for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)) if x is not None}
@@ -184,9 +185,10 @@ def flash_attn_varlen_func(
     }
     if block_table is not None:
         if not dropout_p and seqused_q is None and _reads_pages(q, k, v, learnable_sink, qv, k_descale, v_descale):
+            names["cache_seqlens"] = "cu_seqlens_k" if seqused_k is None else "seqused_k"
             return _read_pages(
                 q, k, v, block_table, cu_seqlens_q, _used_keys(cu_seqlens_k, seqused_k), softmax_scale, causal, window_size,
-                softcap, alibi_slopes, deterministic, return_attn_probs, learnable_sink,
+                softcap, alibi_slopes, deterministic, return_attn_probs, learnable_sink, names,
                 num_splits=num_splits, k_scale=k_descale, v_scale=v_descale, qv=qv,
             )  # fmt: skip
         if qv is not None or k_descale is not None or v_descale is not None:
@@ -316,6 +318,7 @@ def flash_attn_with_kvcache(
     three.refuse(attention_chunk, q_descale)
     three.check_rotary_seqlens(rotary_seqlens, cache_seqlens, rotary_cos)
     three.check_hints(pack_gqa, sm_margin)
+    names = three.names_of(s_aux, page_table, qv)
     learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
     block_table = three.either(("block_table", "page_table"), block_table, page_table)
     if block_table is not None and cache_batch_idx is not None:
@@ -347,27 +350,28 @@ def flash_attn_with_kvcache(
     )
     if qv is not None:
         q, k_cache, v_cache, options = three.with_qv(q, k_cache, v_cache, qv, options)
-    if _is(q, "jax", "Array"):
-        if k is not None:
-            raise UnsupportedError("JAX arrays are immutable: libflash.jax.decode returns the new caches")
-        if options.pop("k_scale") is not None or options.pop("v_scale") is not None:
-            raise UnsupportedError("k_descale and v_descale cannot be given for JAX arrays: use k_scale of libflash.decode")
-    return _decode(q, k_cache, v_cache, options)
+    if k is not None and _is(q, "jax", "Array"):
+        raise UnsupportedError("k: JAX arrays are immutable; libflash.jax.decode appends and returns the new caches")
+    return _decode(q, k_cache, v_cache, options, names)
 
 
-def _decode(q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any]) -> Any:
+def _decode(q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any], names: dict[str, str]) -> Any:
     if _is(q, "torch", "Tensor"):
         import torch
 
         from .torch import decode
 
         with torch.no_grad():
-            return decode(_rows(q), k_cache, v_cache, **options)
-    if _is(q, "jax", "Array"):
-        from .jax import decode as decode_jax
+            if torch.compiler.is_compiling():
+                return decode(_rows(q), k_cache, v_cache, **options)
+            with three.own_names(names):
+                return decode(_rows(q), k_cache, v_cache, **options)
+    with three.own_names(names):
+        if _is(q, "jax", "Array"):
+            from .jax import decode as decode_jax
 
-        return decode_jax(q, k_cache, v_cache, **options)
-    return _core.decode(q, k_cache, v_cache, **options)
+            return decode_jax(q, k_cache, v_cache, **options)
+        return _core.decode(q, k_cache, v_cache, **options)
 
 
 def _attention(
@@ -491,6 +495,7 @@ def _read_pages(
     deterministic: bool,
     return_attn_probs: bool,
     learnable_sink: Array | None,
+    names: dict[str, str],
     qv: Array | None = None,
     **more: Any,
 ) -> Any:
@@ -502,8 +507,11 @@ def _read_pages(
     )  # fmt: skip
     rows, keys, values = q, k, v
     if qv is not None:
+        names = names | {"k_cache": "v", "k_rope_cache": "k"}
         rows, keys, values, options = three.with_qv(q, k, v, qv, options)
-    result = _decode(rows, keys, values, options)
+    else:
+        names = names | three.NAMES_OF_PAGES
+    result = _decode(rows, keys, values, options, names)
     if not return_attn_probs:
         return result
     return *result, q.new_empty(0) if _is(q, "torch", "Tensor") else None

@@ -276,10 +276,13 @@ def decode_with_pytorch(
 
 
 def with_tensor_scales(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Scales that are numbers as tensors, which operators take."""
+    """Scales that are numbers, or tensors without dimensions, as tensors with one, which operators take."""
     for name in ("k_scale", "v_scale"):
-        if isinstance(options.get(name), (int, float)):
-            options[name] = torch.tensor([options[name]], dtype=torch.float32, device=device)
+        x = options.get(name)
+        if isinstance(x, Tensor):
+            options[name] = x.reshape(1) if x.dim() == 0 else x
+        elif type(x) is not bool and hasattr(x, "__float__") and not hasattr(x, "__dlpack__"):  # of Python or NumPy
+            options[name] = torch.tensor([float(x)], dtype=torch.float32, device=device)
     return options
 
 

@@ -36,6 +36,8 @@ import libflash
 # The largest difference of logits by rounding errors. Keys that differ by one may have neighbouring codes.
 NOISE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 CODE_NOISE = {"int8": 0.02, "e4m3": 0.1}
+# Of what is not given: with --small, and without.
+SIZES = {"requests": (12, 32), "shared": (40, 256), "prompt": (24, 128), "new": (32, 128), "train_steps": (60, 300)}
 
 
 def trained(options: argparse.Namespace) -> GPT:
@@ -164,17 +166,17 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=pathlib.Path, help="write what was measured to this file")
     options = parser.parse_args(arguments)
     options.dtype = getattr(torch, options.dtype)
-    options.requests = options.requests or (12 if options.small else 32)
-    options.shared = options.shared or (40 if options.small else 256)
-    options.prompt = options.prompt or (24 if options.small else 128)
-    options.new = options.new or (32 if options.small else 128)
-    options.train_steps = options.train_steps or (60 if options.small else 300)
+    for name, (small, large) in SIZES.items():
+        if getattr(options, name) is None:
+            setattr(options, name, small if options.small else large)
     options.context = options.shared + options.prompt + options.new
-    for name in ("nodes", "budget", "batch", "arrivals", "page_size"):
+    for name in (*SIZES, "nodes", "depth", "budget", "batch", "arrivals", "pages", "page_size"):
         given = getattr(options, name)
         if given < 1 or (name == "nodes" and given > MOST_NODES):
             rule = f"1 to {MOST_NODES}" if name == "nodes" else "1 or more"
             parser.error(f"--{name.replace('_', '-')} is {given}; it must be {rule}")
+    if (room := options.pages * options.page_size) < options.context:
+        parser.error(f"--pages is {options.pages}, room for {room} tokens; a request has up to {options.context}")
     return options
 
 
@@ -183,6 +185,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.small:
         use_one_thread()
     model = trained(options)
+    if model.shape.context < options.context:
+        print(f"the checkpoint's context is {model.shape.context}; requests have up to {options.context} tokens", file=sys.stderr)
+        return 2
     engine = Engine(model, settings(options), options.dtype)
     dtype = str(options.dtype).removeprefix("torch.")
     kept = "" if options.cache == "same" else f", a cache of {options.cache}"

@@ -178,10 +178,22 @@ def test_a_request_that_has_no_room() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--nodes", "32"], "--nodes is 32; it must be 1 to 31"), (["--page-size", "0"], "--page-size is 0; it must be 1 or more")],
+    [
+        (["--nodes", "32"], "--nodes is 32; it must be 1 to 31"),
+        (["--page-size", "0"], "--page-size is 0; it must be 1 or more"),
+        (["--requests", "0"], "--requests is 0; it must be 1 or more"),
+        (["--new", "-1"], "--new is -1; it must be 1 or more"),
+        (["--depth", "0"], "--depth is 0; it must be 1 or more"),
+        (["--pages", "5"], "--pages is 5, room for 80 tokens; a request has up to 96"),
+    ],
 )
 def test_bad_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
         serve_gpt.main(["--small", *arguments])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_too_short(model: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
+    assert serve_gpt.main(["--small", "--checkpoint", str(model), "--prompt", "500"]) == 2
+    assert "context is 96; requests have up to 572 tokens" in capsys.readouterr().err
