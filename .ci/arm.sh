@@ -13,7 +13,7 @@ part_arm() {
         echo "left out: aarch64-linux-gnu-g++ or qemu-aarch64 is missing, and this is not root on Debian"
         return 0
     fi
-    build_tools && environment builder auditwheel wheel && arm_root && arm_python && arm_wheel && arm_programs || return
+    build_tools && with_packages builder && arm_root && arm_python && arm_wheel && arm_programs || return
     python3 tests/arm/instruction_counts.py "$ARM/build/libflash.so" || return
     arm_cuda || return
     # In one run, because each emulated process takes long to start; test_exact.py with the kernels of one instruction set.
