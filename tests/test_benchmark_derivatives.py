@@ -1,4 +1,4 @@
-"""gpu_derivatives.py: its cells, its verdicts, and its calls with the CPU in place of a GPU."""
+"""gpu_derivatives.py: its cells, its verdicts, and its calls with the CPU in place of a GPU; cpu_derivatives.py."""
 
 from __future__ import annotations
 
@@ -138,3 +138,27 @@ def test_a_wrong_result_is_not_timed(
     status, data = run_program("--quick", "--only", section)
     assert status == 1
     assert all("differs by 0.1" in cell["failed"]["all"] for cell in data["cells"])
+
+
+def test_the_program_for_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures are ratios of times; what is above a limit is missed; a wrong result is not timed."""
+    torch, benchmark, out = pytest.importorskip("torch"), program("cpu_derivatives"), tmp_path / "derivatives.json"
+    some = [sys.modules["_cells"].Cell("forward", dtype, 16, 24, True, 1, 2) for dtype in ("float32", "bfloat16")]
+    monkeypatch.setattr(benchmark, "cells", lambda quick: some)
+    monkeypatch.setattr(benchmark, "LIMITS", {"jvp": 1e9, "second": 0.0})
+    monkeypatch.setattr(sys, "argv", ["cpu_derivatives.py", "--rounds", "1", "--json", str(out)])
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(benchmark.libflash, "set_num_threads", lambda threads: None)
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(benchmark.time, "process_time", lambda: float(next(ticks)))
+    assert benchmark.main() == 1
+    printed = capsys.readouterr().out
+    assert "jvp: geometric mean 1.00, largest 1.00 (wanted: at most 1000000000.0; met)" in printed
+    assert "second: geometric mean 1.00, largest 1.00 (wanted: at most 0.0; missed)" in printed
+    assert [row["ratio"] for row in json.loads(out.read_text())["cells"]] == [{"jvp": 1.0, "second": 1.0}] * 2
+    right = benchmark.plain
+    monkeypatch.setattr(benchmark, "plain", lambda *x: 1.2 * right(*x))
+    with pytest.raises(AssertionError, match="tangent: a row of result"):
+        benchmark.main()

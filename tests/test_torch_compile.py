@@ -305,6 +305,26 @@ def test_a_compiled_training_step_with_a_gradient_penalty() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_compiled_mean_flow_step(stop: bool) -> None:
+    """A loss of an output and its tangent, with and without the tangent's own gradient; the jvp runs eagerly."""
+    q, k, v = qkv(torch.float64, grad=False)
+
+    def step(weight):
+        u, du = torch.func.jvp(lambda q: libflash.torch.attention(q @ weight, k, v, causal=True), (q,), (q.cos(),))
+        return (u - (du.detach() if stop else du)).square().sum()
+
+    torch._dynamo.reset()
+    start = torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(8, 8)
+    got = [torch.autograd.grad(run(weight), weight)[0] for run in (step, torch.compile(step, backend="aot_eager"))
+           for weight in [start.clone().requires_grad_()]]  # fmt: skip
+    assert got[0].abs().max() > 0.1
+    torch.testing.assert_close(got[1], got[0])
+    got = torch.compile(torch.func.grad(step), backend="aot_eager")(start)
+    torch.testing.assert_close(got, torch.func.grad(step)(start))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
 def test_a_compiled_function_under_a_transform() -> None:
     """Right, or refused by PyTorch, which cannot transform a whole compiled graph."""
     q, k, v = qkv(grad=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -304,9 +305,14 @@ def tangent_calls() -> dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor
 
 @pytest.mark.parametrize("name", tangent_calls())
 def test_a_tangent_is_refused(name: str) -> None:
+    """The advice of the text works: that of decode must not be reverse mode, which it has not either."""
     call = tangent_calls()[name]
-    with forward_ad.dual_level(), pytest.raises(libflash.UnsupportedError, match="carries a tangent"):
+    with forward_ad.dual_level(), pytest.raises(libflash.UnsupportedError, match="carries a tangent") as refused:
         call(lambda x: forward_ad.make_dual(x, torch.ones_like(x)))
+    assert "reverse mode" not in str(refused.value)
+    assert re.search(r"pass \w+\.detach\(\)", str(refused.value))
+    with forward_ad.dual_level():
+        call(lambda x: forward_ad.make_dual(x, torch.ones_like(x)).detach())
     with forward_ad.dual_level():
         call(lambda x: x)
 

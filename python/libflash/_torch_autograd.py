@@ -34,14 +34,17 @@ def requires_gradient(tensors: Iterable[Any]) -> bool:
     return False
 
 
+# What to do instead of an operation that has no derivative.
+INSTEAD = {"decode": "use attention, or ", "attention into out": "leave out `out` and `lse`, or ", "cache_write": ""}
+
+
 def refuse_tangents(operation: str, tensors: dict[str, Any]) -> None:
     if forward_ad._current_level < 0:
         return
     for name, x in tensors.items():
         if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
             raise UnsupportedError(
-                f"{operation} has no forward-mode derivative, and {name} carries a tangent; use reverse mode (torch.func.vjp, "
-                "torch.autograd.grad), or pass the primal"
+                f"{operation} has no derivative, and {name} carries a tangent; {INSTEAD[operation]}pass {name}.detach()"
             )
 
 
@@ -50,7 +53,7 @@ def refuse_gradients(operation: str, tensors: dict[str, Any]) -> None:
         for name, x in tensors.items():
             if isinstance(x, Tensor) and x.requires_grad:
                 raise UnsupportedError(
-                    f"{operation} has no gradient, and {name} requires one; call it under torch.no_grad(), or use attention"
+                    f"{operation} has no gradient, and {name} requires one; {INSTEAD[operation]}call it under torch.no_grad()"
                 )
 
 

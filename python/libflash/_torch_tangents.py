@@ -35,8 +35,8 @@ IN_A_COMPILER = (
     "transform (torch.func.jvp, jacfwd, hessian) outside of torch.compile"
 )
 FORWARD_TWICE = (
-    "attention has no forward-mode derivative of a forward-mode derivative, and {} carries a tangent; use reverse mode for one "
-    "of the two: torch.func.jacfwd(torch.func.jacrev(f))"
+    "attention has no third derivative and no forward-mode derivative of a forward-mode derivative, and {} carries a tangent; "
+    "for a second derivative use reverse mode for one of the two: torch.func.jacfwd(torch.func.jacrev(f))"
 )
 
 
@@ -72,7 +72,7 @@ def refuse_constants(names: Any, tangents: Any, differentiable: tuple[str, ...])
     for name, tangent in zip(names, tangents, strict=True):
         if tangent is not None and name not in differentiable:
             raise UnsupportedError(
-                f"{name} carries a tangent, and attention has no derivative with respect to it; pass the primal"
+                f"{name} carries a tangent, and attention has no derivative with respect to it; pass {name}.detach()"
             )
 
 
@@ -106,7 +106,7 @@ def makes_duals(values: Any) -> bool:
 
 def attention_of_duals(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Any:
     """(out, lse) with their tangents, in one pass instead of two. Only where this level records no gradient: what is recorded
-    must have both derivatives, as the Function Attention has."""
+    must have both derivatives, as the Function Attention has. Outer levels may record one."""
     from ._torch_autograd import below_autograd
 
     given = {"q": q, "k": k, "v": v} | options
@@ -144,13 +144,16 @@ def tangent_of_backward(primals: dict[str, Any], options: dict[str, Any], given:
 
 
 def attention_with_tangent(*tensors: Any, **options: Any) -> Any:
-    """Two operators where a derivative of it may be needed."""
+    """Two operators where a tangent of it may be needed."""
     from ._torch_autograd import below_autograd, requires_gradient
 
     values = (*tensors, *options.values())
-    if (torch.is_grad_enabled() and requires_gradient(values)) or carries_tangent(values):
+    if carries_tangent(values):
         out, lse = operator("attention")(*tensors, **{name: x for name, x in options.items() if name not in DIRECTION.values()})
         return out, lse, *operator("attention_tangent")(*tensors, out, lse, **options)
+    if torch.is_grad_enabled() and requires_gradient(values):
+        with enable_single_level_autograd_function():
+            return WithTangent.apply(tuple(options), *values)
     with below_autograd():
         return operator("attention_with_tangent")(*tensors, **options)
 
@@ -168,6 +171,58 @@ def attention_tangent(*tensors: Any, **options: Any) -> Any:
         return operator("attention_tangent")(*tensors, **options)
 
 
+def save(ctx: Any, names: tuple[str, ...], values: Any, made: Any) -> Any:
+    """What the backward of a tangent needs: the inputs, whose names are given, and the results."""
+    given = dict(zip(names, values, strict=True))
+    ctx.names = names
+    ctx.numbers = {name: x for name, x in given.items() if not isinstance(x, Tensor)}
+    ctx.tensors = tuple(name for name, x in given.items() if isinstance(x, Tensor))
+    ctx.save_for_backward(*(given[name] for name in ctx.tensors), *made)
+    ctx.set_materialize_grads(False)
+    return made
+
+
+def gradients(
+    x: dict[str, Any], wanted: set[str], of_results: tuple[Tensor | None, ...], of_tangents: tuple[Tensor | None, ...]
+) -> dict[str, Any]:
+    """The gradients for `wanted` from those of out and lse and of their tangents. `x`: all that attention_tangent is given, and
+    its results. The gradients of the tangents are where backward is, and those of out and lse its direction."""
+    moved = directions({name: x.pop(direction) for name, direction in DIRECTION.items() if direction in x})
+    q, k, v, out, lse, tout, tlse = (x.pop(name) for name in ("q", "k", "v", "out", "lse", "tout", "tlse"))
+    options = without_kernel(x)
+    need = {"need_dbias": options.get("bias") is not None, "need_dsink": options.get("learnable_sink") is not None}
+    options |= {name: True for name, needed in need.items() if needed}
+    found: dict[str, Any] = {}
+
+    def backward(cotangents: tuple[Tensor | None, ...], names: Any) -> None:
+        dout, dlse = map(rows_contiguous, cotangents)
+        more = options if dlse is None else options | {"dlse": dlse}
+        dout = torch.zeros_like(out) if dout is None else dout
+        found.update(zip(names, operator("attention_backward")(dout, q, k, v, out, lse, **more), strict=True))
+
+    if all(g is None for g in of_tangents):
+        if any(g is not None for g in of_results):
+            backward(of_results, DIRECTION)
+        return found
+    if wanted & set(DIRECTION.values()):
+        backward(of_tangents, DIRECTION.values())
+    if wanted & set(DIRECTION):
+        dout, dlse, tdout, tdlse = map(rows_contiguous, (*of_tangents, *of_results))
+        more = {name: g for name, g in (("dlse", dlse), ("tdout", tdout), ("tdlse", tdlse)) if g is not None}
+        dout = torch.zeros_like(out) if dout is None else dout
+        made = operator("attention_backward_tangent")(dout, q, k, v, out, lse, tout, tlse, **options, **moved, **more)
+        found.update(zip(DIRECTION, made, strict=True))
+    return found
+
+
+def of_inputs(ctx: Any, found: dict[str, Any], wanted: set[str]) -> tuple[Any, ...]:
+    return None, *(found.get(name) if name in wanted else None for name in ctx.names)
+
+
+def wanted_of(ctx: Any) -> set[str]:
+    return {name for name, needed in zip(ctx.names, ctx.needs_input_grad[1:], strict=True) if needed}
+
+
 class Tangent(_Function):  # type: ignore[misc]
     """(names, q, k, v, out, lse, *options) -> (tout, tlse)"""
 
@@ -175,37 +230,36 @@ class Tangent(_Function):  # type: ignore[misc]
     def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:
         from ._torch_autograd import below_autograd
 
-        options = dict(zip(names, values[5:], strict=True))
         with below_autograd():
-            made = operator("attention_tangent")(*values[:5], **options)
-        ctx.names = ("q", "k", "v", "out", "lse", *names)
-        ctx.numbers = {name: x for name, x in options.items() if not isinstance(x, Tensor)}
-        ctx.tensors = tuple(name for name, x in zip(ctx.names, values, strict=True) if isinstance(x, Tensor))
-        ctx.save_for_backward(*(x for x in values if isinstance(x, Tensor)), *made)
-        ctx.set_materialize_grads(False)
-        return made
+            made = operator("attention_tangent")(*values[:5], **dict(zip(names, values[5:], strict=True)))
+        return save(ctx, ("q", "k", "v", "out", "lse", *names), values, made)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None, cotangent_of_lse: Tensor | None) -> tuple[Any, ...]:
-        *saved, tout, tlse = ctx.saved_tensors
-        x = dict(zip(ctx.tensors, saved, strict=True))
-        moved = {name: x.pop(direction) for name, direction in DIRECTION.items() if direction in x}
-        q, k, v, out, lse = (x.pop(name) for name in ("q", "k", "v", "out", "lse"))
-        options = {**x, **without_kernel(ctx.numbers)}
-        dout = torch.zeros_like(out) if cotangent is None else rows_contiguous(cotangent)
-        if cotangent_of_lse is not None:
-            options["dlse"] = rows_contiguous(cotangent_of_lse)
-        need = {name: options.get(of) is not None for name, of in (("need_dbias", "bias"), ("need_dsink", "learnable_sink"))}
-        options |= {name: True for name, needed in need.items() if needed}
-        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[1:], strict=True) if needed}
-        found: dict[str, Any] = {}
-        if wanted & set(DIRECTION.values()):
-            made = operator("attention_backward")(dout, q, k, v, out, lse, **options)
-            found |= dict(zip(DIRECTION.values(), made, strict=True))
-        if wanted & set(DIRECTION):
-            made = operator("attention_backward_tangent")(dout, q, k, v, out, lse, tout, tlse, **options, **directions(moved))
-            found |= dict(zip(DIRECTION, made, strict=True))
-        return None, *(found.get(name) if name in wanted else None for name in ctx.names)
+    def backward(ctx: Any, *of_tangents: Tensor | None) -> tuple[Any, ...]:
+        names, wanted = (*ctx.tensors, "tout", "tlse"), wanted_of(ctx)
+        x = dict(zip(names, ctx.saved_tensors, strict=True)) | ctx.numbers
+        return of_inputs(ctx, gradients(x, wanted, (None, None), of_tangents), wanted)
+
+
+class WithTangent(_Function):  # type: ignore[misc]
+    """(names, q, k, v, *options) -> (out, lse, tout, tlse)
+
+    If nobody differentiates the tangents, as in MeanFlow, its backward is that of attention.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:
+        from ._torch_autograd import below_autograd
+
+        with below_autograd():
+            made = operator("attention_with_tangent")(*values[:3], **dict(zip(names, values[3:], strict=True)))
+        return save(ctx, ("q", "k", "v", *names), values, made)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        names, wanted = (*ctx.tensors, "out", "lse", "tout", "tlse"), wanted_of(ctx)
+        x = dict(zip(names, ctx.saved_tensors, strict=True)) | ctx.numbers
+        return of_inputs(ctx, gradients(x, wanted, cotangents[:2], cotangents[2:]), wanted)
 
 
 def attention_backward_tangent(*tensors: Any, **options: Any) -> Any:

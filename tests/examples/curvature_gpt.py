@@ -166,7 +166,7 @@ def draw(path: pathlib.Path, results: dict[str, Curves], limit: float) -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="for a test on any machine")
-    parser.add_argument("--device", choices=["cpu"], default="cpu", help="statistics are on the CPU only")
+    parser.add_argument("--device", choices=["cpu"], default="cpu")
     parser.add_argument("--limit", type=float, default=20.0, help="of the scores, for QK-clip")
     parser.add_argument("--json", type=pathlib.Path, help="write the curves there")
     parser.add_argument("--chart", type=pathlib.Path, help="draw the curves there, as PNG")

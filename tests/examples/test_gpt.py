@@ -69,6 +69,17 @@ def test_curvature(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
+def test_mean_flow(tmp_path: pathlib.Path) -> None:
+    """A loss with a tangent of attention trains; PyTorch's attention cannot take the step."""
+    pytest.importorskip("matplotlib")
+    said = run("mean_flow.py", "--json", tmp_path / "curves.json", "--chart", tmp_path / "curves.png")
+    assert "refuses the step: Trying to use forward AD with _scaled_dot_product" in said
+    assert len(re.findall(r"^step +\d+   error \d\.\d+   drawings ", said, re.MULTILINE)) == 5
+    curves = measured(tmp_path / "curves.json")
+    assert curves["roundness"][0][1] > 2 * curves["roundness"][-1][1]
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
 def test_training_with_bfloat16_weights_and_rotary_embedding(tmp_path: pathlib.Path) -> None:
     options = ["--dtype", "bfloat16", "--positions", "rotary", "--context", 64, "--tokens", 128, "--steps", 12]
     run("train_gpt.py", *options, "--json", tmp_path / "train.json")
