@@ -254,7 +254,7 @@ def inline_views(slots: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @every_kernel
-@pytest.mark.parametrize("heads", [1, 3, 16, 63])
+@pytest.mark.parametrize("heads", [1, 3, 16, 63, 64, 126, 128])
 def test_inline_slots_of_656_bytes(kernel: str, heads: int) -> None:
     """512 codes, 4 scales of 128 channels each, 64 channels of rope: views of one buffer, equal to arrays of their own."""
     slots = np.zeros((7, 16, 1, 656), np.uint8)

@@ -200,6 +200,11 @@ TABLES = [
         "block_table", "two sequences must not append to the same row", "sequences 0 and 1, page 1, row 2", base="paged",
         data=True,
     ),
+    row(
+        "append-over-a-key", both(with_tensor("cache_batch_idx", lambda: ints(1, 1)), lengths(6, 2)),
+        "cache_batch_idx", "an append must not overwrite a key of another sequence",
+        "sequence 1 appends to entry 1, row 2, which sequence 0 reads", data=True,
+    ),
 ]
 
 APPENDED = [
