@@ -101,7 +101,7 @@ class Schedule:
             keys = following.wait() if following else ()
             following = self.send_keys(step + 1, k, v) if step + 1 < ring.size else None
             if keys:
-                calls.add(*keys, self.partner(step)[1], transfers=following is not None)
+                calls.add(keys[0], keys[1], self.partner(step)[1], transfers=following is not None)
         keys = ()  # their memory is free when the results are merged
         return calls.finish()
 
@@ -110,9 +110,9 @@ class Schedule:
         ring, calls = self.ranks.ring, self.backward_calls((dout, q, out, lse), dlse, dsink)
         if self.gathered:
             gathered = self.gather(k), self.gather(v)
-            made = calls.add(*gathered, ALL)
+            gradients = calls.add(*gathered, ALL)
             del gathered
-            dk, dv = (self.scatter_sum(x).to(k.dtype) for x in made)
+            dk, dv = (self.scatter_sum(x).to(k.dtype) for x in gradients)
             return calls.finish(), dk, dv
         home = GradientsOfKeys(k.shape[1])
         following = self.send_keys(1, k, v) if ring.size > 1 else None
