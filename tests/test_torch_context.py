@@ -206,6 +206,8 @@ def refusals_job(rank: int) -> list[tuple[str, str]]:
     refused(*(x[:, :, :3],) * 3, mesh=mesh)
     refused(*(x[:, :, :3],) * 3, mesh=mesh, scheme="heads_ring")
     refused(x, x, x, mesh=mesh, group=torch.distributed.group.WORLD)
+    refused(x, x, x, mesh=torch.distributed.init_device_mesh("cpu", (2, 1, 1)))
+    refused(x, x, x, mesh=2)
     made.append(("explain", adapter.explain_context_parallel(x, x, x)))
     made.append(("explain", adapter.explain_context_parallel(*(y.expand(3, -1, -1, -1) for y in (x, x, x)))))
     return made
@@ -255,6 +257,8 @@ TEXTS = [
     "q has 3 heads; a mesh of two dimensions, (heads, ring), needs a multiple of the 2 ranks",
     "q has 3 heads; scheme 'heads_ring' needs a multiple of the 2 ranks",
     "group and mesh are given",
+    "mesh has 3 dimensions; it must have one, (ring,), or two, (heads, ring)",
+    "mesh is of type int; it must be a DeviceMesh",
 ]
 
 

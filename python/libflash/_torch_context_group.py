@@ -68,6 +68,8 @@ def groups_of(group: Any, mesh: Any) -> tuple[Axis, ...]:
         raise InvalidError("group and mesh are given; one of them says which ranks take part")
     if mesh is None:
         return (axis_of(dist.group.WORLD if group is None else group),)
+    if not hasattr(mesh, "get_group"):
+        raise InvalidError(f"mesh is of type {type(mesh).__name__}; it must be a DeviceMesh")
     if mesh.ndim not in (1, 2):
         raise InvalidError(f"mesh has {mesh.ndim} dimensions; it must have one, (ring,), or two, (heads, ring)")
     return tuple(axis_of(mesh.get_group(n)) for n in range(mesh.ndim))

@@ -110,9 +110,9 @@ class Schedule:
         ring, calls = self.ranks.ring, self.backward_calls((dout, q, out, lse), dlse, dsink)
         if self.gathered:
             gathered = self.gather(k), self.gather(v)
-            sums = calls.add(*gathered, ALL)
+            gradients = calls.add(*gathered, ALL)
             del gathered
-            dk, dv = (self.scatter_sum(x).to(k.dtype) for x in sums)
+            dk, dv = (self.scatter_sum(x).to(k.dtype) for x in gradients)
             return calls.finish(), dk, dv
         home = GradientsOfKeys(k.shape[1])
         following = self.send_keys(1, k, v) if ring.size > 1 else None
