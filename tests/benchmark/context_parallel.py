@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -34,7 +35,7 @@ from _context_model import RingModel
 from _plain_ring import PlainRing
 from _rank_memory import measured_peak, memory_of_ranks, said_of_memory
 from _rank_timing import Call, Clock
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 COMPARED = 16384  # tokens, at most
 PREDICTED = (4, 8, 16, 64)
@@ -55,11 +56,17 @@ def gradients(attention: Callable[..., torch.Tensor], tensors: list[torch.Tensor
     return [out.detach(), *torch.autograd.grad(out, leaves, out.detach())]
 
 
+@functools.cache
+def mesh_of(kind: str, *sizes: int) -> DeviceMesh:
+    """Made once: each mesh of two dimensions has process groups of its own, and the calls that use one are timed."""
+    return init_device_mesh(kind, sizes, mesh_dim_names=("heads", "ring") if len(sizes) == 2 else None)
+
+
 def own_scheme(scheme: str, causal: bool, device: torch.device) -> Callable[..., torch.Tensor]:
     ranks = dist.get_world_size()
     where = {}
     if scheme == "heads_ring":
-        where = {"mesh": init_device_mesh(device.type, (2, ranks // 2), mesh_dim_names=("heads", "ring"))}
+        where = {"mesh": mesh_of(device.type, 2, ranks // 2)}
 
     def attention(*tensors: torch.Tensor) -> torch.Tensor:
         return libflash.torch.context_parallel_attention(*tensors, scheme=scheme, causal=causal, check=False, **where)
@@ -79,7 +86,7 @@ def context_of_pytorch(device: torch.device) -> Iterator[None]:
     """Its dispatcher around shards that are already there: it orders them as a zigzag too."""
     from torch.distributed.tensor.experimental import context_parallel
 
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = mesh_of(device.type, dist.get_world_size())
     anything = torch.zeros(2 * dist.get_world_size(), device=device)
     with context_parallel(mesh, buffers=[anything], buffer_seq_dims=[0]):
         yield
