@@ -51,8 +51,8 @@ def compile_to(folder: Path, program: Program, objects: list[Path]) -> None:
         assert changed != source
         (folder / "cuda" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "cuda" / name).write_text(changed)
-    # Most programs run for less time than they are compiled; those of decode, which have most instances, for far less.
-    optimize = "-Og" if program.source.startswith("decode") else "-O1"
+    # Most of the compilation is that of the kernels, which run in little of the time (machine.h).
+    optimize = "-O1" if program.instances else "-Og"
     defines = {"__CUDA_ARCH__": 900} | dict(program.defines)
     options = [optimize, f"-D__CUDA_ARCH__={defines.pop('__CUDA_ARCH__')}"]
     # The changed headers come first, then the emulated instructions, then the library's headers.
@@ -63,12 +63,12 @@ def compile_to(folder: Path, program: Program, objects: list[Path]) -> None:
 
 
 def precompiled(options: list[str], folder: Path) -> Path:
-    """A header that includes emulation.h, compiled for these options: half of the time of a small program goes to that."""
+    """A header that includes machine.h, compiled for these options: half of the time of a small program goes to that."""
     own = folder / "_".join(["headers", *options])
     header, made = own / "headers.h", own / "headers.h.gch"
     with locked(own):
         if not made.exists():
-            header.write_text('#include "emulation.h"\n')
+            header.write_text('#include "machine.h"\n')
             run_compiler(*options, f"-I{HERE}", f"-I{CUDA_HEADERS}", "-x", "c++-header", header, "-o", own / "incomplete")
             (own / "incomplete").rename(made)
     return header

@@ -16,6 +16,7 @@
 
 #include "decode_instances.h"
 #include "decode_problem.h"
+#include "numbers.h"
 #ifdef PREFILL_TILE
 #include "cuda/sm90/prefill_plan.cpp"
 #include "prefill_instances.h"
@@ -46,9 +47,6 @@ std::vector<T> random(size_t count) {
     return x;
 }
 double wide(T x) { return to_float(x); }
-__half rounded(double x, __half) { return __double2half(x); }
-__nv_bfloat16 rounded(double x, __nv_bfloat16) { return __double2bfloat16(x); }
-float rounded(double x, float) { return static_cast<float>(x); }
 
 struct Case {
     int splits, paged, append, positions, tree, window, score_options, dense, padding, causal, late, disorder, fewest_rows;
