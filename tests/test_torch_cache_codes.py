@@ -92,6 +92,12 @@ def test_one_scale_for_all(scale: Any) -> None:
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*caches, strict=True))
 
 
+@pytest.mark.parametrize("scale", [True, np.bool_(True)], ids=repr)
+def test_what_is_no_scale(scale: Any) -> None:
+    with pytest.raises(TypeError, match="k_scale must be .*, not .*bool"):
+        libflash.torch.decode(**problem("e4m3") | {"k_scale": scale})
+
+
 def test_values_that_are_channels_of_keys() -> None:
     torch.manual_seed(8)
     cache, rope = torch.randn(2, 40, 1, 64).to(torch.float8_e4m3fn), torch.randn(2, 40, 1, 16, dtype=torch.bfloat16)

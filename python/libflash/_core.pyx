@@ -19,6 +19,7 @@ import threading
 from ._block_mask import BlockMask
 from ._errors import InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status, python_names
 from ._option_list import defaults_of
+from ._scalar import is_scalar
 
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject_Call

@@ -14,6 +14,7 @@ from . import _core, _option_list
 from ._errors import InvalidError, UnsupportedError
 from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
 from ._option_list import OPTIONS, Option, names_of
+from ._scalar import is_scalar
 
 Array: TypeAlias = Any  # of JAX or NumPy
 INT32 = np.iinfo(np.int32)
@@ -178,9 +179,7 @@ def scale_array(scale: float | Array | None) -> Array | None:
     """A number, or an array without dimensions, is one scale for all."""
     if isinstance(scale, (jax.Array, np.ndarray)):
         return scale.reshape(1) if scale.ndim == 0 else scale
-    if isinstance(scale, (int, float, np.integer, np.floating)) and not isinstance(scale, bool):
-        return jnp.full(1, scale, jnp.float32)
-    return scale
+    return jnp.full(1, scale, jnp.float32) if is_scalar(scale) else scale
 
 
 def four_dimensions(x: Any, name: str) -> Array:

@@ -339,13 +339,6 @@ cdef flash_tensor_t *cache_scale(Call *call, Extras *extras, object x, str name,
     return made
 
 
-cdef bint is_scalar(object x):
-    """A number of Python or NumPy; True and False are none."""
-    if isinstance(x, (int, float)):
-        return not isinstance(x, bool)
-    return hasattr(x, "__float__") and not hasattr(x, "__dlpack__") and type(x).__name__ not in ("bool", "bool_")
-
-
 cdef bint rows_have_scales(object scale) except -1:
     return getattr(scale, "ndim", 0) > 2 if not isinstance(scale, TensorShape) else len(scale.shape) > 2
 

@@ -26,6 +26,7 @@ from . import _torch_ops as ops
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
+from ._scalar import is_scalar
 from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
 from ._torch_bias import CausalBias, causal_options
 from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
@@ -281,8 +282,10 @@ def with_tensor_scales(options: dict[str, Any], device: torch.device) -> dict[st
         x = options.get(name)
         if isinstance(x, Tensor):
             options[name] = x.reshape(1) if x.dim() == 0 else x
-        elif type(x) is not bool and hasattr(x, "__float__") and not hasattr(x, "__dlpack__"):  # of Python or NumPy
+        elif is_scalar(x):
             options[name] = torch.tensor([float(x)], dtype=torch.float32, device=device)
+        elif x is not None and not hasattr(x, "__dlpack__"):
+            raise TypeError(f"{name} must be a tensor or a number, not {type(x).__name__}")
     return options
 
 
