@@ -19,8 +19,8 @@ from pathlib import Path
 
 KEPT = (".fatbin.c", ".stub.c", ".module_id")
 
-# The steps of nvcc for the GPU: the compiler, the assembler, the file with the code of all architectures. The preprocessor's output
-# for the GPU (.cpp1.ii) has no other reader.
+# The steps of nvcc for the GPU: the compiler, the assembler, and what packs the code of all architectures. They alone read the
+# preprocessor's output for the GPU (.cpp1.ii).
 FOR_THE_GPU = re.compile(r'^"?(\$CICC_PATH/)?(cicc|ptxas|fatbinary)\b|\.cpp1\.ii" *$')
 
 
@@ -37,7 +37,8 @@ def without_dependencies(command: list[str]) -> list[str]:
 
 def steps(command: list[str], folder: str) -> tuple[dict[str, str], list[str]]:
     """The environment and the commands of nvcc's steps, whose intermediate files are in the folder."""
-    planned = subprocess.run([*without_dependencies(command), "--dryrun", "--keep", "--keep-dir", folder], capture_output=True, text=True, check=False)
+    dry_run = [*without_dependencies(command), "--dryrun", "--keep", "--keep-dir", folder]
+    planned = subprocess.run(dry_run, capture_output=True, text=True, check=False)
     if planned.returncode:
         sys.exit(planned.stderr)
     lines = [line.removeprefix("#$ ") for line in planned.stderr.splitlines() if line.startswith("#$ ")]
@@ -56,8 +57,8 @@ def compile_host_code(command: list[str], kept: Path, unit: str) -> int:
             if FOR_THE_GPU.search(line):
                 continue
             # With the kept symbols, not with those that it would make of this build's folder.
-            line = line.replace("--gen_module_id_file", "")
-            done = subprocess.run(line, shell=True, env=os.environ | environment, check=False)
+            step = line.replace("--gen_module_id_file", "")
+            done = subprocess.run(step, shell=True, env=os.environ | environment, check=False)
             if done.returncode:
                 return done.returncode
     return 0

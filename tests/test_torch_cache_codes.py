@@ -94,7 +94,7 @@ def test_one_scale_for_all(scale: Any) -> None:
 
 @pytest.mark.parametrize("scale", [True, np.bool_(True)], ids=repr)
 def test_what_is_no_scale(scale: Any) -> None:
-    with pytest.raises(TypeError, match="k_scale must be .*, not .*bool"):
+    with pytest.raises(TypeError, match=r"k_scale must be .*, not .*bool"):
         libflash.torch.decode(**problem("e4m3") | {"k_scale": scale})
 
 

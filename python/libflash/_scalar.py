@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
 
-def is_scalar(x: object) -> bool:
+
+def is_scalar(x: object) -> TypeGuard[float]:
     """A number of Python or NumPy; True and False are none."""
     if isinstance(x, (int, float)):
         return not isinstance(x, bool)
