@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-PROCESSOR_MINUTES = {False: 2, True: 18}  # without and with the CUDA kernels, on a processor with nothing else to do
+PROCESSOR_MINUTES = {False: 4, True: 48}  # without and with the CUDA kernels, on a processor with nothing else to do
 
 
 def processors(environ: Mapping[str, str] = os.environ) -> int:
@@ -20,12 +20,16 @@ def processors(environ: Mapping[str, str] = os.environ) -> int:
     return int(level) if level.isdecimal() and int(level) > 0 else len(os.sched_getaffinity(0))
 
 
+def duration(cuda: bool, count: int) -> str:
+    minutes = math.ceil(PROCESSOR_MINUTES[cuda] / count)
+    return f"{minutes} minute{'s' if minutes > 1 else ''}"
+
+
 def line(cuda: bool, count: int) -> str:
     """What is compiled, by how many processors, in about how many minutes."""
-    minutes = math.ceil(PROCESSOR_MINUTES[cuda] / count)
     what = "the CPU library and the CUDA kernels" if cuda else "the CPU library"
-    time = f"about {minutes} minute{'s' if minutes > 1 else ''} on {count} processor{'s' if count > 1 else ''}"
-    shorter = " LIBFLASH_CUDA=off compiles the CPU library alone, in about a minute." if cuda else ""
+    time = f"about {duration(cuda, count)} on {count} processor{'s' if count > 1 else ''}"
+    shorter = f" LIBFLASH_CUDA=off compiles the CPU library alone, in about {duration(False, count)}." if cuda else ""
     return f"libflash: compiling {what}: {time}, more on a busy machine.{shorter}"
 
 
