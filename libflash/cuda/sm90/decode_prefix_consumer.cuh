@@ -93,29 +93,29 @@ private:
         const DecodeParams& params = context.params;
         constexpr int kVectors = Traits::kHeadDim / 8;
 #pragma unroll 1
-        for (int i = consumer_thread(); i < Traits::kBlockM * kVectors; i += Traits::kConsumers) {
+        for (int i = consumer_thread(); i < Traits::rows() * kVectors; i += Traits::consumers()) {
             const int row = i / kVectors, vector = i % kVectors;
             const PrefixRow& own = context.storage.rows[row];
             const int query = divide(own.packed, params.by_group),
                       head = work_tile().head_k * params.group_size + own.packed - query * params.group_size;
             const T* const from = static_cast<const T*>(params.q.data) + max(own.batch, 0) * params.q.batch +
                                   query * params.q.row + head * params.q.head + vector * 8;
-            cp_async_16(context.tiles.q + QTile::offset(row, vector), from, own.batch >= 0 && vector * 8 < params.head_dim);
+            cp_async_16(context.tiles.q_of(row / Traits::kGroupRows) + QTile::offset(row % Traits::kGroupRows, vector), from,
+                        own.batch >= 0 && vector * 8 < params.head_dim);
         }
-        for (int at = consumer_thread() * 16; at < Tiles::kNoValuesBytes; at += Traits::kConsumers * 16)
+        for (int at = consumer_thread() * 16; at < Tiles::kNoValuesBytes; at += Traits::consumers() * 16)
             store_zeros_16(context.tiles.no_values() + at);
         cp_async_commit();
         cp_async_wait<0>();
         fence_shared_for_async();
-        named_barrier_wait(kAllConsumers, Traits::kConsumers);
+        named_barrier_wait(kAllConsumers, Traits::consumers());
     }
 
     // Issues Q K^T.
     __device__ __forceinline__ void begin_scores(State& c, Pipeline& k) const {
         k.wait_full();
         c.absent = context.storage.absent[k.stage];
-        const uint32_t q = uniform(context.tiles.q + c.group * Traits::kGroupRows * 128),
-                       keys = uniform(context.tiles.k(k.stage));
+        const uint32_t q = uniform(context.tiles.q_of(c.group)), keys = uniform(context.tiles.k(k.stage));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)

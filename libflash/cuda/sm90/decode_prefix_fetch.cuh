@@ -22,7 +22,7 @@ struct DecodePrefixFetch {
         const DecodeParams& params = context.params;
         const int tile_keys = context.storage.work_tile.classes * kUnit;
 #pragma unroll 1
-        for (int row = warp; row < Traits::kBlockM; row += kWarps) {
+        for (int row = warp; row < Traits::rows(); row += kWarps) {
             const PrefixRow own = context.storage.rows[row];
             if (own.batch < 0 || own.packed > 0) continue;  // one row of each sequence
             const VisibleKeys range(params, KeyCount::of(params.cache, own.batch), 0, params.seqlen_q - 1,

@@ -21,7 +21,8 @@ struct DecodePrefixTiles {
     uint32_t q;
 
     __device__ __forceinline__ explicit DecodePrefixTiles(const char* memory) : q(shared_address(memory)) {}
-    __device__ __forceinline__ uint32_t k(int stage) const { return q + Traits::QTile::kBytes + stage * Traits::KTile::kBytes; }
+    __device__ __forceinline__ uint32_t q_of(int group) const { return q + group * Traits::QTile::kBytes; }
+    __device__ __forceinline__ uint32_t k(int stage) const { return q_of(Traits::kMostGroups) + stage * Traits::KTile::kBytes; }
     __device__ __forceinline__ uint32_t v(int stage) const { return k(Traits::kStages) + stage * Traits::VTile::kBytes; }
     __device__ __forceinline__ uint32_t no_values() const { return v(Traits::kStages); }
 };
@@ -46,13 +47,13 @@ template <class Traits>
 struct DecodePrefixStorage {
     PipelineBarriers<Traits::kStages> k, v;
     PrefixWorkTile work_tile;
-    PrefixRow rows[Traits::kBlockM];
-    uint32_t absent[Traits::kStages];  // units whose page does not exist: a bit for each
+    PrefixRow rows[Traits::kMostRows];  // Traits::rows() of them
+    uint32_t absent[Traits::kStages];   // units whose page does not exist: a bit for each
 
     // One thread calls it.
     __device__ __forceinline__ void init() {
-        k.init(Traits::kConsumers / 32 * kArrivalsOfWarp);
-        v.init(Traits::kConsumers / 32 * kArrivalsOfWarp);
+        k.init(Traits::consumers() / 32 * kArrivalsOfWarp);
+        v.init(Traits::consumers() / 32 * kArrivalsOfWarp);
         fence_barrier_init();
     }
 };
