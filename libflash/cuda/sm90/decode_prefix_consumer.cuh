@@ -10,6 +10,7 @@
 
 #include "cuda/attention/combine_splits.cuh"
 #include "cuda/attention/scores.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/uniform.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/decode_prefix_softmax.cuh"
@@ -41,14 +42,17 @@ struct DecodePrefixConsumer {
         float even[kScores], odd[kScores];  // of the next one: the sums over even and over odd steps
         typename Softmax::Weights p;
         float o[kSums];
-        bool raises;  // some score of the tile raises a kept maximum
+        uint32_t queries;             // shared address of Q of the warpgroup
+        PrefixWorkTile::Tiles plain;  // those whose keys all rows see
+        bool raises;                  // some score of the tile raises a kept maximum
         Softmax softmax;
     };
 
     __device__ __forceinline__ void run() const {
         const int warp = uniform_warp() - 4;  // of all consumers
         State c;
-        c.group = warp / 4, c.lane = static_cast<int>(threadIdx.x & 31), c.row = 16 * warp + c.lane / 4;
+        c.group = warp / 4, c.lane = hide_from_compiler(static_cast<int>(threadIdx.x & 31)), c.row = 16 * warp + c.lane / 4;
+        c.queries = uniform(context.tiles.q_of(c.group));
         load_queries();
         if (context.storage.rows[c.group * Traits::kGroupRows].batch < 0)
             return skip_tiles(Pipeline(context.storage.k), Pipeline(context.storage.v), work_tile().tiles, c.lane);
@@ -63,6 +67,7 @@ struct DecodePrefixConsumer {
         c.raises = false;
         Pipeline k(context.storage.k), v(context.storage.v);
         const int tiles = work_tile().tiles;
+        c.plain = work_tile().plain_tiles(kBlockN);
 #pragma unroll 1
         for (int tile = -1; tile < tiles; ++tile) {  // first only the scores of tile 0
             if (c.raises) attend_units(c, v);
@@ -73,6 +78,11 @@ struct DecodePrefixConsumer {
 
 private:
     __device__ __forceinline__ const PrefixWorkTile& work_tile() const { return context.storage.work_tile; }
+
+    // Whether the condition holds in any thread of the warpgroup.
+    __device__ __forceinline__ static bool any_of_group(const State& c, bool condition) {
+        return __any_sync(0xffffffffu, named_barrier_or(kVotes + c.group, 128, condition));
+    }
 
     __device__ __forceinline__ static int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
 
@@ -122,18 +132,18 @@ private:
     // Issues the even (kOdd = 0) or the odd steps of Q K^T.
     template <int kOdd>
     __device__ __forceinline__ void begin_scores(State& c, const Pipeline& k) const {
-        const uint32_t q = uniform(context.tiles.q_of(c.group)), keys = uniform(context.tiles.k(k.stage));
+        const uint32_t keys = context.tiles.k(k.stage);
         wgmma_fence();
 #pragma unroll
         for (int step = kOdd; step < kSteps; step += 2)
-            Wgmma<T, kBlockN>::template multiply_shared<false>(kOdd ? c.odd : c.even, QTile::k_major_operand(q, step),
+            Wgmma<T, kBlockN>::template multiply_shared<false>(kOdd ? c.odd : c.even, QTile::k_major_operand(c.queries, step),
                                                                KTile::k_major_operand(keys, step), step > 1);
         wgmma_commit();
     }
 
     // Issues O += P V, or with values of 0.
     __device__ __forceinline__ void begin_values(State& c, const Pipeline& v, bool with_values) const {
-        const uint32_t values = uniform(context.tiles.v(v.stage)), none = uniform(context.tiles.no_values());
+        const uint32_t values = context.tiles.v(v.stage), none = context.tiles.no_values();
         wgmma_fence();
 #pragma unroll
         for (int unit = 0; unit < kUnits; ++unit)
@@ -155,15 +165,13 @@ private:
         const uint32_t absent = context.storage.absent[k.stage];  // units of the tile that do not exist
         release_stage(k, c.lane);
         scale_and_cap(c.s);
-        if (work_tile().key_of(tile, kBlockN, 0) < work_tile().plain ||
-            work_tile().key_of(tile, kBlockN, kBlockN - 1) >= work_tile().plain_end)
-            mask(c, tile);
+        if (tile < c.plain.first || tile >= c.plain.end) mask(c, tile);
         if (absent) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i)
                 if (absent >> i / Softmax::kOfUnit & 1) c.s[i] = -INFINITY;
         }
-        c.raises = uniform(named_barrier_or(kVotes + c.group, 128, c.softmax.exceeds(c.s)));
+        c.raises = any_of_group(c, c.softmax.exceeds(c.s));
     }
     __device__ __forceinline__ void scale_and_cap(typename Softmax::Scores& s) const {
         const auto take = [&](int count) {

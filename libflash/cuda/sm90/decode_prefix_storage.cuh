@@ -36,6 +36,14 @@ struct PrefixWorkTile {
     int32_t plain, plain_end;  // all rows see these keys of them
     int32_t begin, tiles;      // first key of the first tile, of all classes; number of tiles
 
+    struct Tiles {
+        int first, end;
+    };
+    // Those whose keys all rows see.
+    __device__ __forceinline__ Tiles plain_tiles(int tile_keys) const {
+        const int keys = tile_keys * classes, low = key_of(0, tile_keys, 0), high = key_of(0, tile_keys, tile_keys - 1);
+        return {plain <= low ? 0 : (plain - low - 1) / keys + 1, plain_end <= high ? 0 : (plain_end - high - 1) / keys + 1};
+    }
     // Key number `key` of the class in a tile.
     __device__ __forceinline__ int key_of(int tile, int tile_keys, int key) const {
         const int unit = key / kDecodeSlab, in_unit = key % kDecodeSlab;
