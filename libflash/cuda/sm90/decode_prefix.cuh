@@ -25,7 +25,6 @@ struct DecodePrefixBlock {
     __device__ __forceinline__ void run() const {
         if (threadIdx.x == 0) {
             tma_prefetch_map(context.maps.k);
-            tma_prefetch_map(context.maps.v);
             context.storage.init();
         }
         wait_for_previous_kernel();
@@ -98,7 +97,7 @@ constexpr KernelResources resources_of_decode_prefix(int, int) {
     return {Traits::kMostThreads, sm90::DecodePrefixBlock<Traits>::kSharedBytes};
 }
 
-// Enqueues the kernel on `stream`. The maps of the caches: page or entry, key head, row, channel. Returns a CUDA error.
+// Enqueues the kernel on `stream`. The map of K: page or entry, key head, row, channel. Returns a CUDA error.
 template <class Kernel>
 int launch_decode_prefix(const DecodePlan& plan, const DecodeParams& params, void* stream) {
     using Traits = sm90::DecodePrefixTraits<Kernel>;
@@ -106,13 +105,10 @@ int launch_decode_prefix(const DecodePlan& plan, const DecodeParams& params, voi
     const LaunchShape& shape = plan.prefix;
     const CacheParams& cache = params.cache;
     const int64_t rows = cache.table ? static_cast<int64_t>(cache.page_size.divisor) : cache.capacity;
-    const auto encode = [&](CUtensorMap* map, const RowsParams& of, int channels) {
-        return encode_map<T>(map, sm90::extent(of, channels, rows, params.heads_k, cache.pages), Traits::kUnit);
-    };
     const auto kernel = sm90::decode_prefix_kernel<Kernel>;
     sm90::DecodePrefixTensorMaps maps{};
-    cudaError_t error = encode(&maps.k, cache.k, params.head_dim);
-    if (error == cudaSuccess) error = encode(&maps.v, cache.v, params.head_dim_v);
+    cudaError_t error =
+        encode_map<T>(&maps.k, sm90::extent(cache.k, params.head_dim, rows, params.heads_k, cache.pages), Traits::kUnit);
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;

@@ -10,7 +10,7 @@
 namespace libflash::cuda::sm90 {
 
 struct DecodePrefixTensorMaps {
-    CUtensorMap k, v;  // boxes of the keys of a unit
+    CUtensorMap k;  // boxes of the keys of a unit
 };
 
 // Shared addresses of the tiles.
@@ -60,8 +60,8 @@ struct DecodePrefixStorage {
 
     // One thread calls it.
     __device__ __forceinline__ void init() {
-        k.init(Traits::consumers() / 32 * kArrivalsOfWarp);
-        v.init(Traits::consumers() / 32 * kArrivalsOfWarp);
+        k.init(Traits::consumers() / 32 * kArrivalsOfWarp, Traits::KTile::kChunks);
+        v.init(Traits::consumers() / 32 * kArrivalsOfWarp, Traits::kProducerWarps * kArrivalsOfWarp);
         fence_barrier_init();
     }
 };

@@ -18,6 +18,7 @@ struct DecodePrefixTraits {
     static constexpr int kUnit = kDecodeSlab, kUnits = kBlockN / kUnit;  // of keys: those of a class that are consecutive
     static constexpr int kGroupRows = kPrefixGroupRows, kMostGroups = kMostRows / kGroupRows;
     static_assert(kMostRows % kGroupRows == 0 && kBlockN == 64 && config.head_dim_v == kHeadDim);
+    static constexpr int kProducerWarps = 4;
     static constexpr int kMostThreads = decode_prefix_threads(kMostRows);
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of the 168 for each thread
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;                        // of a consumer warpgroup
