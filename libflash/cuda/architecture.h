@@ -33,7 +33,7 @@ struct Architecture {
     DecodePlan (*plan_decode)(const Kernel&, const DecodeProblem&, const DeviceProperties&, const DecodePrefill& prefill);
     PrefillPlan (*plan_prefill)(const Kernel&, const DecodeProblem&, const DeviceProperties&);
     // Gives the launch for keys that sequences share to the kernel.
-    void (*plan_prefix)(DecodePlan&, const Kernel&, const DecodeProblem&);
+    void (*plan_prefix)(DecodePlan&, const Kernel&, const DecodeProblem&, const DeviceProperties&);
     ForwardTangentPlan (*plan_forward_tangent)(const Kernel&, const TangentProblem&, const DeviceProperties&);
     BackwardTangentPlan (*plan_backward_tangent)(const Kernel&, const TangentProblem&, const DeviceProperties&);
     MergePlan (*plan_merge)(const Kernel&, const MergeProblem&, const DeviceProperties&);

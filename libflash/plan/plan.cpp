@@ -32,7 +32,7 @@ void take_prefix_kernel(cuda::DecodePlan& plan, const DecodeProblem& problem, co
     if (plan.prefix.blocks == 0) return;
     const KernelEntry* entry = find_kernel(prefix_query(problem));
     if (!entry || entry->cuda->config.head_dim != kernel.config.head_dim) return;
-    entry->cuda->architecture->plan_prefix(plan, *entry->cuda, problem);
+    entry->cuda->architecture->plan_prefix(plan, *entry->cuda, problem, device_of(problem.device));
 }
 
 // Calls the backend's planner and copies the workspace size.

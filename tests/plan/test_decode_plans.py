@@ -129,21 +129,21 @@ def many_row_cases() -> list[Case]:
 
 
 def shared_key_cases() -> list[Case]:
-    """64 sequences in one group: a tile has the rows of 32 of them, that of sm80 of 16, and a thread block one of four classes of
-    keys."""
+    """64 sequences in one group: a tile has the rows of 16 of them, or of 32 where twice as many thread blocks would not run at
+    once, and a thread block one of four classes of keys."""
     large = "decode_sm80_bf16_d128"
     shared = {"shared_groups": tensor(2, dtype=abi.INT32), "shared_lens": tensor(1, dtype=abi.INT32)}
     pages = {"block_table": tensor(64, 512, dtype=abi.INT32), "cache_seqlens": tensor(64, dtype=abi.INT32), **shared}
     arrays = (tensor(64, 1, 32, 128), *[tensor(64 * 512, 16, 8, 128)] * 2)
     small_pages = tensor(64 * 512, 8, 8, 128)
-    after = kernel(large, "each warp its own keys, after shared ones", "16x64", pipeline="2 stages")
+    after, blocks = kernel(large, "each warp its own keys, after shared ones", "16x64", pipeline="2 stages"), "thread blocks"
     without = {"alibi_slopes": tensor(64, 32, dtype=abi.FLOAT32)}
     new = {"k_new": tensor(64, 1, 8, 128, address=2 * ADDRESS), "v_new": tensor(64, 1, 8, 128, address=3 * ADDRESS)}
     return [
-        Case("H200", "decode", arrays, pages, {**after, "splits": "1 (keys", "launch": "shared keys: 64 "}),
-        Case("H200", "decode", arrays, {**pages, "num_splits": 3}, {**after, "launch": "shared keys: 192 "}),
-        Case("H200", "decode", arrays, {**pages, **OF_SM80}, {**after, "launch": "shared keys: 128 "}),
-        Case("H200", "decode", (arrays[0], small_pages, small_pages), pages, {**after, "launch": "shared keys: 128 "}),
+        Case("H200", "decode", arrays, pages, {**after, "splits": "1 (keys", "launch": f"shared keys: 128 {blocks} of 256 "}),
+        Case("H200", "decode", arrays, {**pages, "num_splits": 3}, {**after, "launch": f"shared keys: 192 {blocks} of 384 "}),
+        Case("H200", "decode", arrays, {**pages, **OF_SM80}, {**after, "launch": f"shared keys: 128 {blocks} of 14"}),
+        Case("H200", "decode", (arrays[0], *[small_pages] * 2), pages, {**after, "launch": f"shared keys: 128 {blocks} of 14"}),
         Case("H200", "decode", arrays, {**pages, **new}, {**after, "launch": "append: 256 "}),
         Case("H200", "decode", arrays, {**pages, "flags": abi.INVARIANT_ROWS}, kernel(large, "invariant rows", "16x64")),
         Case("H200", "decode", arrays, {**pages, **without}, kernel(large, "each warp its own keys", "16x64")),

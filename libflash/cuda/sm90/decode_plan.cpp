@@ -5,6 +5,7 @@
 #include "cuda/host/decode_plan.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/prefix_tiles.h"
+#include "cuda/sm90/decode_prefix_instance.h"
 #include "cuda/sm90/decode_rows_instance.h"
 #include "cuda/sm90/plan.h"
 
@@ -63,9 +64,17 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     return make_plan(kernel, DecodeSizes(kernel.config, problem, device, 0), {0, "values in the keys"}, {}, true);
 }
 
-void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
+// A consumer warpgroup alone needs little more than half of the time of two that share a multiprocessor: so 64 rows where these
+// thread blocks still run all at once. Else 128, which read the keys half as often.
+void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device) {
     plan.prefix_kernel = {kernel.config.name, kernel.decode_prefix};
-    plan_prefix_launch(plan, problem, kernel.config.tile_q, kernel.resources(0, 0));
+    KernelResources resources = kernel.resources(0, 0);
+    const auto launch = [&](int rows) {
+        resources.threads = decode_prefix_threads(rows);
+        plan_prefix_launch(plan, problem, rows, resources);
+    };
+    launch(kPrefixGroupRows);
+    if (plan.prefix.blocks > device.multiprocessors) launch(kernel.config.tile_q);
 }
 
 }  // namespace libflash::cuda::sm90

@@ -1,8 +1,8 @@
 // Decode for sm_90a: the keys that sequences of a group share, before the attention kernel of sm80 goes on from the sums. It has
 // the place of sm80/decode_prefix.cuh, with the same rows, keys and bits, and multiplies by wgmma.
 //
-// A thread block has 128 rows of whole sequences and one class of the keys of a split: a consumer warpgroup for each 64 rows
-// (decode_prefix_consumer.cuh) and a producer (decode_prefix_producer.cuh).
+// A thread block has 64 or 128 rows of whole sequences and one class of the keys of a split: a consumer warpgroup for each 64
+// rows (decode_prefix_consumer.cuh) and a producer (decode_prefix_producer.cuh).
 #pragma once
 
 #include "cuda/attention/launch_dependent.cuh"
@@ -25,7 +25,6 @@ struct DecodePrefixBlock {
     __device__ __forceinline__ void run() const {
         if (threadIdx.x == 0) {
             tma_prefetch_map(context.maps.k);
-            tma_prefetch_map(context.maps.v);
             context.storage.init();
         }
         wait_for_previous_kernel();
@@ -43,9 +42,9 @@ private:
         const int split_tile = divide(head_of_all, params.by_heads), head = head_of_all - split_tile * params.heads_k;
         const int split = split_tile / params.shared.tiles, number = split_tile - split * params.shared.tiles;
         const PrefixTile tile =
-            find_prefix_tile(params.shared, params.batch, number, sequences_of_prefix_tile(params, Traits::kBlockM));
+            find_prefix_tile(params.shared, params.batch, number, sequences_of_prefix_tile(params, Traits::rows()));
         if (tile.begin < 0) return false;
-        if (threadIdx.x < Traits::kBlockM)
+        if (static_cast<int>(threadIdx.x) < Traits::rows())
             context.storage.rows[threadIdx.x] =
                 PrefixRow::of(params, tile, static_cast<int>(threadIdx.x), split, classes * kDecodeSlab);
         __syncthreads();
@@ -57,8 +56,8 @@ private:
     }
     // All lanes of a warp.
     __device__ __forceinline__ void describe(PrefixWorkTile work_tile) const {
-#pragma unroll
-        for (int row = static_cast<int>(threadIdx.x); row < Traits::kBlockM; row += 32) {
+#pragma unroll 1
+        for (int row = static_cast<int>(threadIdx.x); row < Traits::rows(); row += 32) {
             const PrefixRow& own = context.storage.rows[row];
             work_tile.first = min(work_tile.first, own.keys.begin), work_tile.last = max(work_tile.last, own.keys.end);
             if (own.batch < 0) continue;
@@ -79,7 +78,7 @@ private:
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(DecodePrefixTraits<Kernel>::kThreads, 1)
+__global__ void __launch_bounds__(DecodePrefixTraits<Kernel>::kMostThreads, 1)
     decode_prefix_kernel(const __grid_constant__ DecodeParams params, const __grid_constant__ DecodePrefixTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
     using Traits = DecodePrefixTraits<Kernel>;
@@ -91,13 +90,14 @@ __global__ void __launch_bounds__(DecodePrefixTraits<Kernel>::kThreads, 1)
 
 namespace libflash::cuda {
 
+// Of a thread block with the most rows.
 template <class Kernel>
 constexpr KernelResources resources_of_decode_prefix(int, int) {
     using Traits = sm90::DecodePrefixTraits<Kernel>;
-    return {Traits::kThreads, sm90::DecodePrefixBlock<Traits>::kSharedBytes};
+    return {Traits::kMostThreads, sm90::DecodePrefixBlock<Traits>::kSharedBytes};
 }
 
-// Enqueues the kernel on `stream`. The maps of the caches: page or entry, key head, row, channel. Returns a CUDA error.
+// Enqueues the kernel on `stream`. The map of K: page or entry, key head, row, channel. Returns a CUDA error.
 template <class Kernel>
 int launch_decode_prefix(const DecodePlan& plan, const DecodeParams& params, void* stream) {
     using Traits = sm90::DecodePrefixTraits<Kernel>;
@@ -105,13 +105,10 @@ int launch_decode_prefix(const DecodePlan& plan, const DecodeParams& params, voi
     const LaunchShape& shape = plan.prefix;
     const CacheParams& cache = params.cache;
     const int64_t rows = cache.table ? static_cast<int64_t>(cache.page_size.divisor) : cache.capacity;
-    const auto encode = [&](CUtensorMap* map, const RowsParams& of, int channels) {
-        return encode_map<T>(map, sm90::extent(of, channels, rows, params.heads_k, cache.pages), Traits::kUnit);
-    };
     const auto kernel = sm90::decode_prefix_kernel<Kernel>;
     sm90::DecodePrefixTensorMaps maps{};
-    cudaError_t error = encode(&maps.k, cache.k, params.head_dim);
-    if (error == cudaSuccess) error = encode(&maps.v, cache.v, params.head_dim_v);
+    cudaError_t error =
+        encode_map<T>(&maps.k, sm90::extent(cache.k, params.head_dim, rows, params.heads_k, cache.pages), Traits::kUnit);
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;

@@ -1,5 +1,7 @@
 // The consumer warpgroups of the sm_90a kernel for keys that sequences share: each has 64 rows, with P and O in registers. While
-// it turns the scores of a tile into P, the tensor cores multiply P of the tile before by V, or work for the other warpgroup.
+// it turns the scores of a tile into P, the tensor cores compute the scores of the next tile; while it takes these scores, they
+// multiply P by V. A warp stalls where it issues a product while more than about four are still to be done: so the four even
+// steps of Q K^T, its four odd steps, and the four products with V are issued a third of a tile apart.
 //
 // Sums have the order of sm80/decode_prefix.cuh. Scores are sums over the even and over the odd steps of channels. Of the four
 // units of a tile each may raise kept maxima: then O is rescaled between their products (attend_units()). That is rare, so the
@@ -8,6 +10,7 @@
 
 #include "cuda/attention/combine_splits.cuh"
 #include "cuda/attention/scores.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/uniform.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/decode_prefix_softmax.cuh"
@@ -34,20 +37,22 @@ struct DecodePrefixConsumer {
     const DecodePrefixContext<Traits>& context;
 
     struct State {
-        int group, lane, row;  // row: the first one of the thread
-        typename Softmax::Scores s;
-        float odd[kScores];  // the sums over odd steps
-        uint32_t p[kUnits][4];
+        int group, lane, row;               // row: the first one of the thread
+        typename Softmax::Scores s;         // of the tile
+        float even[kScores], odd[kScores];  // of the next one: the sums over even and over odd steps
+        typename Softmax::Weights p;
         float o[kSums];
-        uint32_t absent;  // units of the tile that do not exist
-        bool added;       // P V of the tile before has been added
+        uint32_t queries;             // shared address of Q of the warpgroup
+        PrefixWorkTile::Tiles plain;  // those whose keys all rows see
+        bool raises;                  // some score of the tile raises a kept maximum
         Softmax softmax;
     };
 
     __device__ __forceinline__ void run() const {
         const int warp = uniform_warp() - 4;  // of all consumers
         State c;
-        c.group = warp / 4, c.lane = static_cast<int>(threadIdx.x & 31), c.row = 16 * warp + c.lane / 4;
+        c.group = warp / 4, c.lane = hide_from_compiler(static_cast<int>(threadIdx.x & 31)), c.row = 16 * warp + c.lane / 4;
+        c.queries = uniform(context.tiles.q_of(c.group));
         load_queries();
         if (context.storage.rows[c.group * Traits::kGroupRows].batch < 0)
             return skip_tiles(Pipeline(context.storage.k), Pipeline(context.storage.v), work_tile().tiles, c.lane);
@@ -56,35 +61,28 @@ struct DecodePrefixConsumer {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) c.o[i] = 0.0f;
 #pragma unroll
+        for (int i = 0; i < kScores; ++i) c.s[i] = 0.0f;
+#pragma unroll
         for (int i = 0; i < kUnits * 4; ++i) c.p[i / 4][i % 4] = 0;
-        c.added = true;
+        c.raises = false;
         Pipeline k(context.storage.k), v(context.storage.v);
         const int tiles = work_tile().tiles;
+        c.plain = work_tile().plain_tiles(kBlockN);
 #pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
-            begin_scores(c, k);
-            if (tile > 0) v.wait_full();
-            begin_values(c, v);
-            take_scores(c, k, tile);
-            c.added = uniform(named_barrier_or(kVotes + c.group, 128, c.softmax.exceeds(c.s)));
-            if (!c.added) c.softmax.template exponentiate<kScores>(c.s);
-            finish_values(c);
-            if (tile > 0) release_stage(v, c.lane);
-            if (c.added) {
-                attend_units(c, v);
-            } else {
-#pragma unroll
-                for (int unit = 0; unit < kUnits; ++unit) Softmax::round(c.s, unit, c.p[unit]);
-            }
+        for (int tile = -1; tile < tiles; ++tile) {  // first only the scores of tile 0
+            if (c.raises) attend_units(c, v);
+            attend_tile(c, k, v, tile, tile + 1 < tiles);
         }
-        v.wait_full();
-        begin_values(c, v);
-        finish_values(c);
         store(c);
     }
 
 private:
     __device__ __forceinline__ const PrefixWorkTile& work_tile() const { return context.storage.work_tile; }
+
+    // Whether the condition holds in any thread of the warpgroup.
+    __device__ __forceinline__ static bool any_of_group(const State& c, bool condition) {
+        return __any_sync(0xffffffffu, named_barrier_or(kVotes + c.group, 128, condition));
+    }
 
     __device__ __forceinline__ static int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
 
@@ -93,45 +91,64 @@ private:
         const DecodeParams& params = context.params;
         constexpr int kVectors = Traits::kHeadDim / 8;
 #pragma unroll 1
-        for (int i = consumer_thread(); i < Traits::kBlockM * kVectors; i += Traits::kConsumers) {
+        for (int i = consumer_thread(); i < Traits::rows() * kVectors; i += Traits::consumers()) {
             const int row = i / kVectors, vector = i % kVectors;
             const PrefixRow& own = context.storage.rows[row];
             const int query = divide(own.packed, params.by_group),
                       head = work_tile().head_k * params.group_size + own.packed - query * params.group_size;
             const T* const from = static_cast<const T*>(params.q.data) + max(own.batch, 0) * params.q.batch +
                                   query * params.q.row + head * params.q.head + vector * 8;
-            cp_async_16(context.tiles.q + QTile::offset(row, vector), from, own.batch >= 0 && vector * 8 < params.head_dim);
+            cp_async_16(context.tiles.q_of(row / Traits::kGroupRows) + QTile::offset(row % Traits::kGroupRows, vector), from,
+                        own.batch >= 0 && vector * 8 < params.head_dim);
         }
-        for (int at = consumer_thread() * 16; at < Tiles::kNoValuesBytes; at += Traits::kConsumers * 16)
+        for (int at = consumer_thread() * 16; at < Tiles::kNoValuesBytes; at += Traits::consumers() * 16)
             store_zeros_16(context.tiles.no_values() + at);
         cp_async_commit();
         cp_async_wait<0>();
         fence_shared_for_async();
-        named_barrier_wait(kAllConsumers, Traits::kConsumers);
+        named_barrier_wait(kAllConsumers, Traits::consumers());
     }
 
-    // Issues Q K^T.
-    __device__ __forceinline__ void begin_scores(State& c, Pipeline& k) const {
-        k.wait_full();
-        c.absent = context.storage.absent[k.stage];
-        const uint32_t q = uniform(context.tiles.q + c.group * Traits::kGroupRows * 128),
-                       keys = uniform(context.tiles.k(k.stage));
+    // From the scores of a tile to O, and to the scores of the next one. Products that are issued under a condition would be
+    // serialised by the compiler. So after the last tile scores are computed in vain; and where there is no tile yet, or
+    // attend_units() has added it to O, the values are zeros.
+    __device__ __forceinline__ void attend_tile(State& c, Pipeline& k, Pipeline& v, int tile, bool has_next) const {
+        const bool exists = tile >= 0, added = c.raises;
+        const float sums[2] = {c.softmax.row_sum[0], c.softmax.row_sum[1]};
+        if (has_next) k.wait_full();
+        begin_scores<0>(c, k);
+        if (exists) c.softmax.template exponentiate<0, kUnits / 2>(c.s, c.p);
+        if (exists) v.wait_full();
+        begin_scores<1>(c, k);
+        if (exists) c.softmax.template exponentiate<kUnits / 2, kUnits>(c.s, c.p);
+        if (added) c.softmax.row_sum[0] = sums[0], c.softmax.row_sum[1] = sums[1];
+        begin_values(c, v, exists && !added);
+        wgmma_wait<1>();
+        if (has_next) take_scores(c, k, tile + 1);
+        finish_values(c);
+        if (exists) release_stage(v, c.lane);
+    }
+
+    // Issues the even (kOdd = 0) or the odd steps of Q K^T.
+    template <int kOdd>
+    __device__ __forceinline__ void begin_scores(State& c, const Pipeline& k) const {
+        const uint32_t keys = context.tiles.k(k.stage);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, kBlockN>::template multiply_shared<false>(step % 2 ? c.odd : c.s, QTile::k_major_operand(q, step),
+        for (int step = kOdd; step < kSteps; step += 2)
+            Wgmma<T, kBlockN>::template multiply_shared<false>(kOdd ? c.odd : c.even, QTile::k_major_operand(c.queries, step),
                                                                KTile::k_major_operand(keys, step), step > 1);
         wgmma_commit();
     }
 
-    // Issues O += P V. If that has been added, V is zeros: the compiler serialises products that are issued under a condition.
-    __device__ __forceinline__ void begin_values(State& c, const Pipeline& v) const {
-        const uint32_t values = uniform(context.tiles.v(v.stage)), none = uniform(context.tiles.no_values());
+    // Issues O += P V, or with values of 0.
+    __device__ __forceinline__ void begin_values(State& c, const Pipeline& v, bool with_values) const {
+        const uint32_t values = context.tiles.v(v.stage), none = context.tiles.no_values();
         wgmma_fence();
 #pragma unroll
         for (int unit = 0; unit < kUnits; ++unit)
             Wgmma<T, Traits::kHeadDim>::template multiply<true>(
-                c.o, c.p[unit], c.added ? NoValues::mn_major_operand(none, 0) : VTile::mn_major_operand(values, unit), true);
+                c.o, c.p[unit], with_values ? VTile::mn_major_operand(values, unit) : NoValues::mn_major_operand(none, 0), true);
         wgmma_commit();
     }
     __device__ __forceinline__ void finish_values(State& c) const {
@@ -139,23 +156,22 @@ private:
         wgmma_fence_operand(c.o);
     }
 
-    // From dot products to scores in base-2 units, while the products with V are under way.
+    // From dot products, which are complete, to scores in base-2 units, and to the decision whether they raise kept maxima.
     __device__ __forceinline__ void take_scores(State& c, Pipeline& k, int tile) const {
-        wgmma_wait<1>();
-        wgmma_fence_operand(c.s);
+        wgmma_fence_operand(c.even);
         wgmma_fence_operand(c.odd);
 #pragma unroll
-        for (int i = 0; i < kScores; ++i) c.s[i] += c.odd[i];
+        for (int i = 0; i < kScores; ++i) c.s[i] = c.even[i] + c.odd[i];
+        const uint32_t absent = context.storage.absent[k.stage];  // units of the tile that do not exist
         release_stage(k, c.lane);
         scale_and_cap(c.s);
-        if (work_tile().key_of(tile, kBlockN, 0) < work_tile().plain ||
-            work_tile().key_of(tile, kBlockN, kBlockN - 1) >= work_tile().plain_end)
-            mask(c, tile);
-        if (c.absent) {
+        if (tile < c.plain.first || tile >= c.plain.end) mask(c, tile);
+        if (absent) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i)
-                if (c.absent >> i / Softmax::kOfUnit & 1) c.s[i] = -INFINITY;
+                if (absent >> i / Softmax::kOfUnit & 1) c.s[i] = -INFINITY;
         }
+        c.raises = any_of_group(c, c.softmax.exceeds(c.s));
     }
     __device__ __forceinline__ void scale_and_cap(typename Softmax::Scores& s) const {
         const auto take = [&](int count) {
@@ -206,8 +222,7 @@ private:
 #pragma unroll
                 for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
             }
-            c.softmax.template exponentiate<Softmax::kOfUnit>(c.s);
-            Softmax::round(c.s, 0, c.p[0]);
+            c.softmax.template exponentiate<0, 1>(c.s, c.p);
             wgmma_fence_operand(c.o);
             wgmma_fence();
             Wgmma<T, Traits::kHeadDim>::template multiply<true>(c.o, c.p[0], VTile::mn_major_operand(values, unit), true);

@@ -1,81 +1,75 @@
-// The producer of the sm_90a kernel for keys that sequences share: loads tiles of K and V from the cache by TMA. A stage of K
-// is free again after the scores, one of V after the products with P.
+// The producer of the sm_90a kernel for keys that sequences share: a warp for each 64 channels loads K from the cache by TMA, and
+// each of the four warps copies a unit of V (decode_prefix_copies.cuh). A TMA load of the 16 rows of a unit takes about 126
+// cycles from two warps and 178 from one, also as a part of a larger load: all of V and K would take twice the time of the
+// consumers. A stage of K is free again after the scores, one of V after the products with P.
 #pragma once
 
-#include "cuda/sm90/decode_prefix_fetch.cuh"
-#include "cuda/sm90/decode_prefix_storage.cuh"
+#include "cuda/sm90/decode_prefix_copies.cuh"
+#include "cuda/sm90/decode_prefix_places.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
 
 template <class Traits>
 struct DecodePrefixProducer {
+    using KTile = typename Traits::KTile;
+    using Copies = DecodePrefixCopies<Traits>;
     static constexpr int kUnit = Traits::kUnit, kUnits = Traits::kUnits, kTilesAtOnce = 32 / kUnits;
-    using State = PipelineState<Traits::kStages>;
-
-    // Of a unit: its page or entry, and the row there of its first key. Instead of a page: hidden() or absent(), which are
-    // outside the tensor, so that TMA writes zeros.
-    struct PageRow {
-        int page, row;
-    };
+    static_assert(kUnits == Traits::kProducerWarps, "a warp for each unit of V");
 
     const DecodePrefixContext<Traits>& context;
 
-    // One warp of the warpgroup; the others prefetch.
+    struct Keys {
+        PrefixPlace own, next;  // of all units of kTilesAtOnce tiles, and of those after them
+        PipelineState<Traits::kStages> k;
+    };
+
     __device__ __forceinline__ void run() const {
-        if (uniform_warp() > 0) return DecodePrefixFetch<Traits>{context}.run(uniform_warp() - 1);
-        const bool leader = elect_one();
-        const PrefixWorkTile& work_tile = context.storage.work_tile;
-        const KeyLocations locations(context.params.cache, work_tile.sequence);
-        PageRow own{}, next = read(locations, 0);
-        State k(context.storage.k), v(context.storage.v);
+        const int warp = uniform_warp(), tiles = context.storage.work_tile.tiles;
+        const bool loads_keys = warp < KTile::kChunks;
+        const KeyLocations locations(context.params.cache, context.storage.work_tile.sequence);
+        Keys keys{{}, loads_keys ? read(locations, 0) : PrefixPlace{}, PipelineState<Traits::kStages>(context.storage.k)};
+        const Copies copies{context};
+        typename Copies::State values = copies.begin(locations, warp);
 #pragma unroll 1
-        for (int tile = 0; tile < work_tile.tiles; ++tile) {
-            if (tile % kTilesAtOnce == 0) own = next, next = read(locations, tile + kTilesAtOnce);
-            PageRow at[kUnits];
-            uint32_t absent_units = 0;
-#pragma unroll
-            for (int unit = 0; unit < kUnits; ++unit) {
-                at[unit].page = __shfl_sync(0xffffffffu, own.page, tile % kTilesAtOnce * kUnits + unit);
-                at[unit].row = __shfl_sync(0xffffffffu, own.row, tile % kTilesAtOnce * kUnits + unit);
-                if (at[unit].page == absent()) absent_units |= 1u << unit;
-            }
-            if (leader) {
-                k.wait_empty();
-                context.storage.absent[k.stage] = absent_units;
-                load<typename Traits::KTile>(context.tiles.k(k.stage), context.maps.k, k.full(), at);
-                v.wait_empty();
-                load<typename Traits::VTile>(context.tiles.v(v.stage), context.maps.v, v.full(), at);
-            }
-            __syncwarp();
-            k.advance();
-            v.advance();
+        for (int tile = 0; tile < tiles; ++tile) {
+            if (loads_keys) load_keys(keys, locations, tile, warp);
+            copies.step(values, locations, tile);
         }
+        copies.finish(values, tiles);
     }
 
 private:
-    // Of the tiles from `tile` on, each lane reads the place of a unit. A page that nobody sees is not read.
-    __device__ __forceinline__ PageRow read(const KeyLocations& locations, int tile) const {
+    __device__ __forceinline__ void load_keys(Keys& keys, const KeyLocations& locations, int tile, int chunk) const {
+        if (tile % kTilesAtOnce == 0) keys.own = keys.next, keys.next = read(locations, tile + kTilesAtOnce);
+        PrefixPlace at[kUnits];
+        uint32_t absent_units = 0;
+#pragma unroll
+        for (int unit = 0; unit < kUnits; ++unit) {
+            at[unit] = keys.own.of_lane(tile % kTilesAtOnce * kUnits + unit);
+            if (at[unit].page == PrefixPlace::absent(context.params.cache)) absent_units |= 1u << unit;
+        }
+        if (elect_one()) {
+            const int head = context.storage.work_tile.head_k;
+            const uint32_t to = context.tiles.k(keys.k.stage) + chunk * KTile::kChunkBytes;
+            keys.k.wait_empty();
+            if (chunk == 0) context.storage.absent[keys.k.stage] = absent_units;
+            keys.k.full().arrive_and_expect(KTile::kChunkBytes);
+#pragma unroll
+            for (int unit = 0; unit < kUnits; ++unit)
+                tma_load(to + unit * kUnit * 128, context.maps.k, keys.k.full(), chunk * KTile::kChunkCols, at[unit].row, head,
+                         at[unit].page);
+        }
+        __syncwarp();
+        keys.k.advance();
+    }
+    // Of the tiles from `tile` on, each lane reads the place of a unit.
+    __device__ __forceinline__ PrefixPlace read(const KeyLocations& locations, int tile) const {
         const int lane = static_cast<int>(threadIdx.x % 32);
         const PrefixWorkTile& work_tile = context.storage.work_tile;
         const int key = work_tile.key_of(tile + lane / kUnits, Traits::kBlockN, lane % kUnits * kUnit);
-        if (key + kUnit <= work_tile.first || key >= work_tile.last) return {hidden(), 0};
-        const KeyLocation at = locations.of(key);
-        return {static_cast<uint32_t>(at.page) < static_cast<uint32_t>(hidden()) ? at.page : absent(), at.row};
+        return PrefixPlace::read(context.params.cache, work_tile, locations, key);
     }
-    template <class Tile>
-    __device__ __forceinline__ void load(uint32_t to, const CUtensorMap& map, const MBarrier& full,
-                                         const PageRow (&at)[kUnits]) const {
-        full.arrive_and_expect(Tile::kBytes);
-#pragma unroll
-        for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
-#pragma unroll
-            for (int unit = 0; unit < kUnits; ++unit)
-                tma_load(to + chunk * Tile::kChunkBytes + unit * kUnit * 128, map, full, chunk * Tile::kChunkCols, at[unit].row,
-                         context.storage.work_tile.head_k, at[unit].page);
-    }
-    __device__ __forceinline__ int hidden() const { return context.params.cache.pages; }      // no row sees its keys
-    __device__ __forceinline__ int absent() const { return context.params.cache.pages + 1; }  // there is no such page
 };
 
 }  // namespace libflash::cuda::sm90

@@ -14,6 +14,7 @@ struct DecodePrefixSoftmax {
     using T = typename Traits::T;
     static constexpr int kScores = Traits::kBlockN / 2, kOfUnit = Traits::kUnit / 2;
     using Scores = float[kScores];
+    using Weights = uint32_t[Traits::kUnits][4];  // P, an A operand for each unit
 
     float kept_maximum[2], row_sum[2];
     uint64_t voters[2];
@@ -56,19 +57,16 @@ struct DecodePrefixSoftmax {
         return true;
     }
 
-    // The first kCount scores become P.
-    template <int kCount>
-    __device__ __forceinline__ void exponentiate(Scores& s) {
+    // P of units [kFirst, kEnd).
+    template <int kFirst, int kEnd>
+    __device__ __forceinline__ void exponentiate(const Scores& s, Weights& p) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            s[i] = exp2_approx(s[i] - kept_maximum[i / 2 % 2]);
-            row_sum[i / 2 % 2] += s[i];
+        for (int i = 4 * kFirst; i < 4 * kEnd; ++i) {
+            const float low = exp2_approx(s[2 * i] - kept_maximum[i % 2]), high = exp2_approx(s[2 * i + 1] - kept_maximum[i % 2]);
+            row_sum[i % 2] += low;
+            row_sum[i % 2] += high;
+            p[i / 4][i % 4] = pack_pair(low, high, T());
         }
-    }
-    // An A operand of 16 keys.
-    __device__ __forceinline__ static void round(const Scores& s, int unit, uint32_t (&p)[4]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) p[i] = pack_pair(s[kOfUnit * unit + 2 * i], s[kOfUnit * unit + 2 * i + 1], T());
     }
 
 private:

@@ -10,7 +10,7 @@
 namespace libflash::cuda::sm90 {
 
 struct DecodePrefixTensorMaps {
-    CUtensorMap k, v;  // boxes of the keys of a unit
+    CUtensorMap k;  // boxes of the keys of a unit
 };
 
 // Shared addresses of the tiles.
@@ -21,7 +21,8 @@ struct DecodePrefixTiles {
     uint32_t q;
 
     __device__ __forceinline__ explicit DecodePrefixTiles(const char* memory) : q(shared_address(memory)) {}
-    __device__ __forceinline__ uint32_t k(int stage) const { return q + Traits::QTile::kBytes + stage * Traits::KTile::kBytes; }
+    __device__ __forceinline__ uint32_t q_of(int group) const { return q + group * Traits::QTile::kBytes; }
+    __device__ __forceinline__ uint32_t k(int stage) const { return q_of(Traits::kMostGroups) + stage * Traits::KTile::kBytes; }
     __device__ __forceinline__ uint32_t v(int stage) const { return k(Traits::kStages) + stage * Traits::VTile::kBytes; }
     __device__ __forceinline__ uint32_t no_values() const { return v(Traits::kStages); }
 };
@@ -35,6 +36,14 @@ struct PrefixWorkTile {
     int32_t plain, plain_end;  // all rows see these keys of them
     int32_t begin, tiles;      // first key of the first tile, of all classes; number of tiles
 
+    struct Tiles {
+        int first, end;
+    };
+    // Those whose keys all rows see.
+    __device__ __forceinline__ Tiles plain_tiles(int tile_keys) const {
+        const int keys = tile_keys * classes, low = key_of(0, tile_keys, 0), high = key_of(0, tile_keys, tile_keys - 1);
+        return {plain <= low ? 0 : (plain - low - 1) / keys + 1, plain_end <= high ? 0 : (plain_end - high - 1) / keys + 1};
+    }
     // Key number `key` of the class in a tile.
     __device__ __forceinline__ int key_of(int tile, int tile_keys, int key) const {
         const int unit = key / kDecodeSlab, in_unit = key % kDecodeSlab;
@@ -46,13 +55,13 @@ template <class Traits>
 struct DecodePrefixStorage {
     PipelineBarriers<Traits::kStages> k, v;
     PrefixWorkTile work_tile;
-    PrefixRow rows[Traits::kBlockM];
-    uint32_t absent[Traits::kStages];  // units whose page does not exist: a bit for each
+    PrefixRow rows[Traits::kMostRows];  // Traits::rows() of them
+    uint32_t absent[Traits::kStages];   // units whose page does not exist: a bit for each
 
     // One thread calls it.
     __device__ __forceinline__ void init() {
-        k.init(Traits::kConsumers / 32 * kArrivalsOfWarp);
-        v.init(Traits::kConsumers / 32 * kArrivalsOfWarp);
+        k.init(Traits::consumers() / 32 * kArrivalsOfWarp, Traits::KTile::kChunks);
+        v.init(Traits::consumers() / 32 * kArrivalsOfWarp, Traits::kProducerWarps * kArrivalsOfWarp);
         fence_barrier_init();
     }
 };

@@ -4,6 +4,7 @@
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/element.cuh"
 #include "cuda/config.h"
+#include "cuda/sm90/decode_prefix_instance.h"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -13,16 +14,21 @@ struct DecodePrefixTraits {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
     static constexpr int kHeadDim = config.head_dim, kStages = config.stages;
-    static constexpr int kBlockM = config.tile_q, kBlockN = config.tile_k;
+    static constexpr int kMostRows = config.tile_q, kBlockN = config.tile_k;
     static constexpr int kUnit = kDecodeSlab, kUnits = kBlockN / kUnit;  // of keys: those of a class that are consecutive
-    static constexpr int kGroups = kBlockM / 64, kGroupRows = 64;        // consumer warpgroups, which share the keys
-    static_assert(kBlockM % kGroupRows == 0 && kBlockN == 64 && config.head_dim_v == kHeadDim);
-    static constexpr int kConsumers = kGroups * 128, kThreads = 128 + kConsumers;
+    static constexpr int kGroupRows = kPrefixGroupRows, kMostGroups = kMostRows / kGroupRows;
+    static_assert(kMostRows % kGroupRows == 0 && kBlockN == 64 && config.head_dim_v == kHeadDim);
+    static constexpr int kProducerWarps = 4;
+    static constexpr int kMostThreads = decode_prefix_threads(kMostRows);
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of the 168 for each thread
-    using QTile = SwizzledTile<kBlockM, kHeadDim>;
+    using QTile = SwizzledTile<kGroupRows, kHeadDim>;                        // of a consumer warpgroup
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
     using VTile = KTile;
-    static constexpr int kTileBytes = QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
+    static constexpr int kTileBytes = kMostGroups * QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
+
+    // The consumer warpgroups of a thread block, which share the keys, their threads, and their rows. The plan chooses them.
+    __device__ static __forceinline__ int consumers() { return static_cast<int>(blockDim.x) - 128; }
+    __device__ static __forceinline__ int rows() { return consumers() / 128 * kGroupRows; }
 };
 
 }  // namespace libflash::cuda::sm90

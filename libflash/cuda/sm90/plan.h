@@ -14,7 +14,7 @@ BackwardPlan plan_wide_backward(const Kernel& kernel, const AttentionProblem& pr
 
 DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device,
                        const DecodePrefill& prefill);
-void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem);
+void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device);
 PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device);
 ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device);
 BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device);

@@ -136,14 +136,15 @@ struct Problem {
 };
 
 // As the plan layer does.
-void take_prefix_kernel([[maybe_unused]] cuda::DecodePlan& plan, [[maybe_unused]] const DecodeProblem& problem) {
+void take_prefix_kernel([[maybe_unused]] cuda::DecodePlan& plan, [[maybe_unused]] const DecodeProblem& problem,
+                        [[maybe_unused]] const DeviceProperties& device) {
 #ifdef PREFIX_TILE
     if (plan.prefix.blocks == 0 || problem.cache.page_size % 16 != 0) return;
     Kernel kernel;
     kernel.config = PrefixKernelOfSm90::config;
     kernel.resources = resources_of_decode_prefix<PrefixKernelOfSm90>;
     kernel.decode_prefix = launch_decode_prefix<PrefixKernelOfSm90>;
-    sm90::plan_prefix(plan, kernel, problem);
+    sm90::plan_prefix(plan, kernel, problem, device);
 #endif
 }
 
@@ -164,7 +165,7 @@ Result run(const Case& c, bool hint) {
     DeviceProperties device;
     device.arch = 90, device.multiprocessors = c.multiprocessors, device.shared_memory_bytes = 227 << 10;
     cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, {});
-    take_prefix_kernel(plan, problem);
+    take_prefix_kernel(plan, problem, device);
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
     cuda::decode(kernel, problem, plan, workspace, nullptr);
@@ -192,8 +193,8 @@ int main(int, char** argv) {
     for (T x : with.out) absent += wide(x) != wide(x);
     if (!true_hint) absent = 0;
     const char* const by = with.plan.prefix_kernel.name;
-    std::printf("%s %d bits differ, %d absent, hint %s%s%s, %s, then %s, %d splits\n", wrong + absent == 0 ? "ok" : "WRONG",
-                wrong, absent, used ? "used" : "unused", by ? " by " : "", by ? by : "", without.plan.instance.name,
-                with.plan.instance.name, int(with.plan.splits));
+    std::printf("%s %d bits differ, %d absent, hint %s%s%s with %d threads, %s, then %s, %d splits\n",
+                wrong + absent == 0 ? "ok" : "WRONG", wrong, absent, used ? "used" : "unused", by ? " by " : "", by ? by : "",
+                with.plan.prefix.threads, without.plan.instance.name, with.plan.instance.name, int(with.plan.splits));
     return wrong + absent == 0 ? 0 : 1;
 }

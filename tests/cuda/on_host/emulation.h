@@ -300,7 +300,7 @@ struct EmulatedIndex {
     } x{x_is};
 };
 inline EmulatedIndex threadIdx{&emulation::Machine::thread}, blockIdx{&emulation::Machine::block_index},
-    gridDim{&emulation::Machine::blocks};
+    gridDim{&emulation::Machine::blocks}, blockDim{&emulation::Machine::threads};
 
 inline void __syncthreads() { emulation::wait(emulation::machine.block->all, static_cast<int>(emulation::machine.threads)); }
 inline void __syncwarp() { emulation::wait_for_warp(); }
