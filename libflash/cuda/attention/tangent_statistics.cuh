@@ -41,6 +41,7 @@ struct TangentStatisticsUnit {
         if constexpr (kLanesOfRow == 32) {
             for (int c = lane; c < params.head_dim_v; c += 32) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
         } else {
+#pragma unroll 1
             for (int c = lane * kVector; c < params.head_dim_v; c += kLanesOfRow * kVector) {
                 const Vector a = *reinterpret_cast<const Vector*>(x + c), b = *reinterpret_cast<const Vector*>(y + c);
 #pragma unroll
@@ -91,6 +92,8 @@ struct TangentStatisticsUnit {
 
     template <int kLanesOfRow>
     __device__ __forceinline__ void write(TangentStatistics* statistics) const {
+        // Memory limits the speed: enough warps wait for it without unrolled loops, which would be half as long as a large kernel.
+#pragma unroll 1
         for (int i = threadIdx.x / kLanesOfRow; i < kUnitRows; i += kThreads / kLanesOfRow) {
             const TangentStatistics made = of<kLanesOfRow>(work.tile * kUnitRows + i);
             if (threadIdx.x % kLanesOfRow == 0) statistics[i] = made;
