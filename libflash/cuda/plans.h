@@ -90,7 +90,7 @@ struct BackwardTangentPlan {
     bool dynamic = false;                                                // counters say which work tiles are next
     // In launch order; tdk and tdv each for itself or together.
     LaunchShape statistics, tdq, tdk, tdv, tdk_tdv, dsink, dbias;
-    Workspace workspace;                                    // "statistics"
+    Workspace workspace;  // "statistics"
 };
 
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias, dq_counters };

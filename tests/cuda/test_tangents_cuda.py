@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_backward_of_heads_first(kernel: dict) -> None:
     tangent_bounds.check(made, wanted)
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True, "dlse": True},
     "every": {"softcap": 8.0, "alibi": "h", "mask": "qk", "block_mask": "h", "sink": True, "dropout_p": 0.3, "seed": 5},
     "packed": {"batch": 1, "seqlen_q": (70, 0, 131, 9), "seqlen_k": (200, 7, 0, 64), "used_q": (61, 0, 131, 9), "slack_rows": 6},
@@ -101,7 +102,8 @@ def test_dbias(kernel: dict, options: str) -> None:
     """Of a bias that is broadcast over any dimensions; a second call has the same bits."""
     for letters in ("bhqk", "hqk", "qk", "bhk", "hq", ""):
         fields = {"batch": 2, "seqlen_q": 150, "seqlen_k": 170} | OPTIONS[options]
-        case = Case(f"{options}-{letters}", TYPES[kernel["dtype"]], heads_q=4, head_dim=kernel["head_dim"], bias=letters, **fields)
+        fields |= {"heads_q": 4, "head_dim": kernel["head_dim"], "bias": letters}
+        case = Case(f"{options}-{letters}", TYPES[kernel["dtype"]], **fields)
         x = case.inputs()
         t = tangents_of(case, x)
         of_gpu = device_of(kernel) == "cuda"

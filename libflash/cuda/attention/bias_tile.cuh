@@ -66,8 +66,8 @@ struct BiasRows {
     }
 };
 
-// Writes a tile. value(row, col): its sums; where the bias is broadcast over rows or columns, they are added up here. write(index,
-// sum) stores an element.
+// Writes a tile. value(row, col): its sums; where the bias is broadcast over rows or columns, they are added up here.
+// write(index, sum) stores an element.
 template <int kBlockM, int kBlockN, int kThreads, class Value, class Write>
 __device__ __forceinline__ void write_bias_tile(const ScoreGradientParams& bias, const BiasTile& tile, int thread,
                                                 const Value& value, const Write& write) {
@@ -75,10 +75,13 @@ __device__ __forceinline__ void write_bias_tile(const ScoreGradientParams& bias,
     const int rows = bias.extent[2] == 1 ? 1 : min(kBlockM, bias.extent[2] - tile.row * kBlockM);
     const int cols = bias.extent[3] == 1 ? 1 : min(kBlockN, bias.extent[3] - tile.col * kBlockN);
     const int same_rows = bias.extent[2] == 1 ? kBlockM : 1, same_cols = bias.extent[3] == 1 ? kBlockN : 1;
+#pragma unroll 1
     for (int i = thread; i < rows * cols; i += kThreads) {
         const int row = i / cols, col = i % cols;
         decltype(value(0, 0) + 0) sum = 0;
+#pragma unroll 1
         for (int r = 0; r < same_rows; ++r)
+#pragma unroll 1
             for (int c = 0; c < same_cols; ++c) sum += value(row + r, col + c);
         const int64_t at =
             (int64_t{tile.row} * kBlockM + row) * bias.stride[2] + (int64_t{tile.col} * kBlockN + col) * bias.stride[3];

@@ -38,7 +38,9 @@ struct TangentStatisticsUnit {
     __device__ __forceinline__ float partial_dot(const T* x, const T* y) const {
         const int lane = threadIdx.x % kLanesOfRow;
         float sum = 0.0f;
+        // Memory limits the speed, and enough warps wait for it: loops unrolled further would double the code.
         if constexpr (kLanesOfRow == 32) {
+#pragma unroll 2
             for (int c = lane; c < params.head_dim_v; c += 32) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
         } else {
 #pragma unroll 1
@@ -92,7 +94,6 @@ struct TangentStatisticsUnit {
 
     template <int kLanesOfRow>
     __device__ __forceinline__ void write(TangentStatistics* statistics) const {
-        // Memory limits the speed: enough warps wait for it without unrolled loops, which would be half as long as a large kernel.
 #pragma unroll 1
         for (int i = threadIdx.x / kLanesOfRow; i < kUnitRows; i += kThreads / kLanesOfRow) {
             const TangentStatistics made = of<kLanesOfRow>(work.tile * kUnitRows + i);

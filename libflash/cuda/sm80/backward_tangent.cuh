@@ -318,8 +318,8 @@ struct BackwardTangent {
         if (work.batch >= 0 && work.tile * kBlockM >= SequenceRows::of(lengths, work.batch).owned) return {-1, 0, 0};
         return work;
     }
-    // The next rows that add to the tile of tdbias. Batch < 0: there are none. One thread finds them, for all have no registers to
-    // keep where it was.
+    // The next rows that add to the tile of tdbias. Batch < 0: there are none. One thread finds them: where it is would take
+    // registers of all.
     __device__ __forceinline__ TileCoordinates next_rows_of_bias() const {
         BiasRows<kBlockM>& rows = common().bias_rows;
         cp_async_wait<0>();  // copies of rows of which a block mask hides all keys

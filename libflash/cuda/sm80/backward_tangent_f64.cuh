@@ -40,19 +40,13 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
     __device__ __forceinline__ bool makes_bias() const { return output == DoubleTangentOutput::tdbias; }
     __device__ __forceinline__ bool of_queries() const { return output == DoubleTangentOutput::tdq || makes_bias(); }
 
-    // False: the thread block has no work.
-    __device__ __forceinline__ bool prepare() {
-        if (makes_bias()) {
-            bias_rows.start(params, params.tdbias, bias_tile_of<kTileRows, kTileRows>(params.tdbias, blockIdx.x));
-            other_tile = -1;
-            return true;
-        }
+    // The rows of this thread block, but for tdbias. Batch < 0: it has no work.
+    __device__ __forceinline__ TileCoordinates find_rows() const {
+        const LengthsParams& lengths = of_queries() ? params.q_lengths : params.k_lengths;
         const TileCoordinates next =
-            tile_coordinates<kTileRows>(of_queries() ? params.query_schedule : params.key_schedule,
-                                        of_queries() ? params.q_lengths : params.k_lengths, params.batch);
-        if (next.batch < 0) return false;
-        begin(next);
-        return next.tile * kTileRows < (of_queries() ? q_rows : k_rows).owned;
+            tile_coordinates<kTileRows>(of_queries() ? params.query_schedule : params.key_schedule, lengths, params.batch);
+        if (next.batch >= 0 && next.tile * kTileRows >= SequenceRows::of(lengths, next.batch).owned) return {-1, 0, 0};
+        return next;
     }
     __device__ __forceinline__ void begin(const TileCoordinates& next) {
         Base::begin(next);
@@ -68,16 +62,10 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         }
     }
 
-    // Goes to the next tile of the other side, or of the next head that shares the keys, or of the next rows that share the bias.
-    // False: there is none.
+    // Goes to the next tile of the other side, or of the next head that shares the keys. False: there is none.
     __device__ __forceinline__ bool advance() {
         if (of_queries()) {
-            if (other_tile >= 0) other_tile = key_tiles.previous(other_tile, cursor);
-            while (makes_bias() && other_tile < 0) {
-                if (!bias_rows.next(params, params.tdbias)) break;
-                begin(bias_rows.at);
-                other_tile = key_tiles.previous(other_tile, cursor);
-            }
+            other_tile = key_tiles.previous(other_tile, cursor);
             return other_tile >= 0;
         }
         while ((other_tile = query_tiles.next(params.block_cols, head, other_tile, cursor)) < 0) {
@@ -211,10 +199,24 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
     }
 
     __device__ __forceinline__ void run() {
-        if (!prepare()) return;
+        TileCoordinates next;
+        if (makes_bias()) {
+            bias_rows.start(params, params.tdbias, bias_tile_of<kTileRows, kTileRows>(params.tdbias, blockIdx.x));
+        } else {
+            next = find_rows();
+            if (next.batch < 0) return;
+        }
         clear(sums);
 #pragma unroll 1
-        while (advance()) add_tile();
+        do {
+            if (makes_bias()) {
+                if (!bias_rows.next(params, params.tdbias)) break;
+                next = bias_rows.at;
+            }
+            begin(next);
+#pragma unroll 1
+            while (advance()) add_tile();
+        } while (makes_bias());
         if (makes_bias()) {
             store_bias();
             return;
