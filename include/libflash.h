@@ -755,9 +755,8 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
  * Nothing has the size of the matrix of scores. Masks, windows, lengths, the dropout mask, softmax_scale, softcap and
  * alibi_slopes are constants. A row that sees no key has tangents 0 (with a sink: tlse = tsink) and adds nothing to a gradient;
  * its dout, dlse and their tangents do not matter. A hidden pair adds nothing, whatever its tangents are. Not available: tangents
- * of tangents. UNSUPPORTED on CUDA: tangents.dbias; rows that can see more than 32768 keys (BFLOAT16: 131072;
- * FLOAT64: any number); in backward_tangent also keys that more than so many rows can see, those of all heads that share the
- * key head together.
+ * of tangents. UNSUPPORTED on CUDA: rows that can see more than 32768 keys (BFLOAT16: 131072; FLOAT64: any number); in
+ * backward_tangent also keys that more than so many rows can see, those of all heads that share the key head together.
  *
  * Each tensor has the shape, type and device of what it is the tangent of. A NULL input is zero, a NULL output is not wanted. */
 typedef struct flash_tangents_t {

@@ -88,8 +88,9 @@ struct BackwardTangentPlan {
     ScheduleParams unit_schedule{}, query_schedule{}, key_schedule{};
     bool vector_loads = false, vector_rows = false, vector_out = false;  // as in BackwardTangentParams
     bool dynamic = false;                                                // counters say which work tiles are next
-    LaunchShape statistics, tdq, tdk, tdv, tdk_tdv, dsink;  // in launch order; tdk and tdv each for itself or together
-    Workspace workspace;                                    // "statistics"
+    // In launch order; tdk and tdv each for itself or together.
+    LaunchShape statistics, tdq, tdk, tdv, tdk_tdv, dsink, dbias;
+    Workspace workspace;  // "statistics"
 };
 
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias, dq_counters };

@@ -85,6 +85,7 @@ void cuda_lines(std::string& text, const cuda::BackwardTangentPlan& plan) {
     launch_line(text, "", "tangent of dv", plan.tdv);
     launch_line(text, "", "tangents of dk and dv", plan.tdk_tdv);
     launch_line(text, "", "tangent of dsink", plan.dsink);
+    launch_line(text, "", "tangent of dbias", plan.dbias);
 }
 
 void cuda_lines(std::string& text, const TangentPlan& plan) {

@@ -166,7 +166,7 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
 
     Raises
     ------
-    As attention_tangent(). UnsupportedError for tdbias on CUDA.
+    As attention_tangent().
 
     With PyTorch tensors it is differentiable in reverse mode with respect to the direction.
     """

@@ -190,8 +190,8 @@ def gradients(
     moved = directions({name: x.pop(direction) for name, direction in DIRECTION.items() if direction in x})
     q, k, v, out, lse, tout, tlse = (x.pop(name) for name in ("q", "k", "v", "out", "lse", "tout", "tlse"))
     options = without_kernel(x)
-    need = {"need_dbias": options.get("bias") is not None, "need_dsink": options.get("learnable_sink") is not None}
-    options |= {name: True for name, needed in need.items() if needed}
+    need = {"need_dbias": {"bias", "tbias"}, "need_dsink": {"learnable_sink", "tsink"}}
+    options |= {name: True for name, inputs in need.items() if wanted & inputs}
     found: dict[str, Any] = {}
 
     def backward(cotangents: tuple[Tensor | None, ...], names: Any) -> None:

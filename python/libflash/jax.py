@@ -7,8 +7,8 @@
 
 Wrong shapes and values raise libflash's own exceptions while JAX traces. Derivatives: reverse mode (grad, vjp, jacrev), forward
 mode (jvp, linearize, jacfwd) and second derivatives (hessian, grad of grad, jvp of grad, grad of jvp). A tangent of a tangent
-(jacfwd of jacfwd) and third derivatives raise UnsupportedError; so do second derivatives of bias on a GPU. vmap folds the new
-axis into the batch. On sharded arrays jit keeps shards of batch and heads in place; inside shard_map each device does its part.
+(jacfwd of jacfwd) and third derivatives raise UnsupportedError. vmap folds the new axis into the batch. On sharded arrays jit
+keeps shards of batch and heads in place; inside shard_map each device does its part.
 
 jax.export requires a statement that libflash keeps its custom calls compatible. Dimensions may be symbolic; then shapes are
 checked when the program runs. Where the program is loaded, import libflash.jax first.

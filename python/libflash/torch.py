@@ -8,8 +8,7 @@ tracing. Inside torch.compile and torch.export call it directly. enable() lets
 torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
 
 Work goes to PyTorch's current stream. torch.func's grad, vjp, vmap, jacrev, jvp, jacfwd and hessian work, and so do
-forward-mode AD and gradients of gradients (create_graph=True), on CUDA without second derivatives of bias. DTensors that are
-sharded by batch or heads stay so.
+forward-mode AD and gradients of gradients (create_graph=True). DTensors that are sharded by batch or heads stay so.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ def attention(
     they are.
 
     Under autocast q, k and v are cast to its type, as scaled_dot_product_attention's are. There is no stream argument: use
-    torch.cuda.stream. On CUDA, second derivatives of the gradient for bias raise UnsupportedError; everywhere the gradient for
-    alibi_slopes, third derivatives, and forward mode of forward mode or inside torch.compile do.
+    torch.cuda.stream. The gradient for alibi_slopes, third derivatives, and forward mode of forward mode or inside torch.compile
+    raise UnsupportedError.
     """
     if not torch.compiler.is_compiling() and not dropout_p:
         result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.attention, (q, k, v), options, DIRECT_ATTENTION)

@@ -64,6 +64,17 @@ def test_gradgradcheck(device: str, options: dict[str, Any]) -> None:
     assert torch.autograd.gradgradcheck(function, x)
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 4, 5), (2, 1, 5), (4, 1)], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradgradcheck_of_the_bias(device: str, shape: tuple[int, ...]) -> None:
+    x = leaves(device, (1, 4, 2, 3), (1, 5, 1, 3), (1, 5, 1, 2), shape)
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return libflash.torch.attention(q, k, v, bias=bias, causal=True, softcap=2.0)
+
+    assert torch.autograd.gradgradcheck(function, x)
+
+
 @CUDA
 @pytest.mark.parametrize("dim", [20, 64, 128, 192, 256])
 def test_result_is_that_of_the_cpu(dim: int) -> None:

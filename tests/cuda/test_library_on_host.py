@@ -22,7 +22,7 @@ from described import CUDA, ROOT, compiled_sources, depends_on_table, sources, w
 from kernels_on_host import CUDA_HEADERS, CXX, HERE, for_the_host
 from made_once import made_once
 from reference_statistics import statistics
-from tangent_cases import TangentCase
+from tangent_cases import TangentCase, tangents_of
 from tangent_problem import backward_by, c_options, forward_by, lse_like, out_like
 
 OPERATIONS = ("forward", "backward", "forward_tangent", "backward_tangent")
@@ -121,5 +121,18 @@ def test_tangents(tangent: TangentCase) -> None:
     forward = forward_by(abi.forward_tangent, x, t, None, delta=tangent.number % 2 == 0)
     tangent.case.check(o=forward["o"], lse=forward["lse"])
     tangent_bounds.check(forward, tangent.expected(), str(tangent))
-    made = backward_by(abi.backward_tangent, x, t, None, forward, gradients=tangent.number % 3 == 0, of_options=("dsink",))
+    made = backward_by(abi.backward_tangent, x, t, None, forward, gradients=tangent.number % 3 == 0)
     tangent_bounds.check({name: a for name, a in made.items() if name.startswith("t")}, tangent.expected(), str(tangent))
+
+
+@pytest.mark.parametrize("letters", ["bhqk", "hqk", "qk", "hk", "bq", ""])
+def test_tangent_of_dbias(letters: str) -> None:
+    """Of a bias that is broadcast over any dimensions."""
+    sizes = {"heads_q": 4, "head_dim": 20, "causal": True, "softcap": 5.0, "mask": "qk"}
+    for lengths in ({"batch": 2, "seqlen_q": 37, "seqlen_k": 50}, {"seqlen_q": (21, 0, 33), "seqlen_k": (40, 3, 29)}):
+        case = Case(f"dbias-{letters}", "fp64", bias=letters, **sizes, **lengths)
+        x = case.inputs()
+        t = tangents_of(case, x)
+        forward = forward_by(abi.forward_tangent, x, t, None)
+        made = backward_by(abi.backward_tangent, x, t, None, forward)
+        tangent_bounds.check(made, tangent_bounds.expect(x.q, x.k, x.v, t, dout=x.dout, **x.options), str(case))

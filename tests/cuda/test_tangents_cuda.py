@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
-import abi
 import numpy as np
 import pytest
 import tangent_bounds
 import tangent_cases
 from case import Case
-from gpu_kernels import TYPES, chosen, device_of, kernels, parameters, with_cpu
+from gpu_kernels import TYPES, chosen, device_of, kernels, parameters, supporting, with_cpu
 from tangent_cases import TangentCase, tangents_of
 from tangent_problem import backward_by, forward_by
 
@@ -89,18 +89,30 @@ def test_backward_of_heads_first(kernel: dict) -> None:
     tangent_bounds.check(made, wanted)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_bits_repeat_and_dbias_is_refused() -> None:
-    """The kernels of backward_tangent add in a fixed order."""
-    case = Case("repeat", "bf16", 2, 150, 170, 4, 2, 64, causal=True, bias="hqk", dlse=True)
-    x = case.inputs()
-    t = tangents_of(case, x)
-    forward = forward_by(gpu_tangent.forward_tangent, x, t, None)
-    one, other = (backward_by(gpu_tangent.backward_tangent, x, t, None, forward, of_options=()) for _ in range(2))
-    for name, a in one.items():
-        assert a.tobytes() == other[name].tobytes(), name
-    with pytest.raises(abi.FlashError, match=r"tangents\.dbias: no CUDA kernel supports it yet"):
-        backward_by(gpu_tangent.backward_tangent, x, t, None, forward)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True, "dlse": True},
+    "every": {"softcap": 8.0, "alibi": "h", "mask": "qk", "block_mask": "h", "sink": True, "dropout_p": 0.3, "seed": 5},
+    "packed": {"batch": 1, "seqlen_q": (70, 0, 131, 9), "seqlen_k": (200, 7, 0, 64), "used_q": (61, 0, 131, 9), "slack_rows": 6},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("backward_tangent"), bias="hqk")))
+def test_dbias(kernel: dict, options: str) -> None:
+    """Of a bias that is broadcast over any dimensions; a second call has the same bits."""
+    for letters in ("bhqk", "hqk", "qk", "bhk", "hq", ""):
+        fields = {"batch": 2, "seqlen_q": 150, "seqlen_k": 170} | OPTIONS[options]
+        fields |= {"heads_q": 4, "head_dim": kernel["head_dim"], "bias": letters}
+        case = Case(f"{options}-{letters}", TYPES[kernel["dtype"]], **fields)
+        x = case.inputs()
+        t = tangents_of(case, x)
+        of_gpu = device_of(kernel) == "cuda"
+        forward = forward_by(gpu_tangent.forward_tangent if of_gpu else ON_HOST, x, t, None)
+        run = gpu_tangent.backward_tangent if of_gpu else BACKWARD_ON_HOST
+        made, again = (backward_by(run, x, t, kernel["name"], forward) for _ in range(2))
+        tangent_bounds.check(made, tangent_bounds.expect(x.q, x.k, x.v, t, dout=x.dout, dlse=x.dlse, **x.options), str(case))
+        for name, a in made.items():
+            assert a.tobytes() == again[name].tobytes(), (name, letters)
 
 
 def given(case: Case, device: str) -> tuple:
@@ -182,24 +194,30 @@ def test_large_tangents(kernel: dict) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_second_derivatives_of_pytorch() -> None:
-    """A Hessian-vector product, against attention by single operations."""
+@pytest.mark.parametrize("shape", [(2, 2, 60, 60), (2, 1, 60), (60, 1)], ids=str)
+def test_second_derivatives_of_pytorch(shape: tuple[int, ...]) -> None:
+    """A Hessian-vector product, also with respect to a bias, against attention by single operations."""
     from libflash.torch import attention
 
     made = torch.Generator(device="cuda").manual_seed(5)
-    q, k, v, *u = (torch.randn(2, 60, 2, 64, device="cuda", generator=made) for _ in range(6))
+    of_inputs = [torch.randn(2, 60, 2, 64, device="cuda", generator=made) for _ in range(6)]
+    of_bias = [torch.randn(shape, device="cuda", generator=made) for _ in range(2)]
+    inputs, u = [[*of_inputs[i::2], of_bias[i]] for i in range(2)]
 
-    def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        s = torch.einsum("bihc,bjhc->bhij", q, k) / 8
+    def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        s = torch.einsum("bihc,bjhc->bhij", q, k) / 8 + bias
         hidden = torch.ones(60, 60, dtype=torch.bool, device="cuda").triu(1)
         return torch.einsum("bhij,bjhc->bihc", s.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
+    def own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return attention(q, k, v, bias=bias, causal=True)
+
     def product(f: Callable) -> tuple[torch.Tensor, ...]:
-        x = [y.clone().requires_grad_() for y in (q, k, v)]
+        x = [y.clone().requires_grad_() for y in inputs]
         gradients = torch.autograd.grad(f(*x).square().sum(), x, create_graph=True)
         return torch.autograd.grad(sum((g * y).sum() for g, y in zip(gradients, u, strict=True)), x)
 
-    for got, wanted in zip(product(lambda *x: attention(*x, causal=True)), product(eager), strict=True):
+    for got, wanted in zip(product(own), product(eager), strict=True):
         assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 

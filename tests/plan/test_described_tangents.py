@@ -10,7 +10,7 @@ import pytest
 from described import ADDRESS, DEVICES, explain, lines_of, tensor
 
 BLOCKS = tensor(1, 1, 8, 8, dtype=abi.BOOL)
-TYPES = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32}
+TYPES = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32, "f64": abi.FLOAT64}
 
 
 def rows(head_dim: int, dtype: str = "bf16", keys: int = 1000) -> tuple[abi.Tensor, ...]:
@@ -252,10 +252,30 @@ def test_backward_needs_shared_memory(lib: c.CDLL) -> None:
     assert "device: must have 131584 bytes of shared memory for a thread block (101376)" in text
 
 
+@pytest.mark.parametrize(
+    ("shape", "head_dim", "dtype", "tiles"),
+    [
+        ((2, 16, 1000, 1000), 64, "bf16", 2 * 16 * 16 * 32),
+        ((1, 16, 1000, 1000), 128, "f16", 16 * 16 * 32),
+        ((1, 1, 1, 1000), 256, "bf16", 63),
+        ((16, 1000, 1), 64, "f32", 16 * 16),
+        ((1, 1), 128, "f64", 1),
+    ],
+)
+def test_tangent_of_dbias(lib: c.CDLL, shape: tuple[int, ...], head_dim: int, dtype: str, tiles: int) -> None:
+    """A thread block of the kernel of tdq for each tile of the bias, also on Hopper."""
+    bias, dbias = (tensor(*shape, dtype=TYPES[dtype], address=address) for address in (3 * ADDRESS, 4 * ADDRESS))
+    text = explain_backward(lib, "H200", rows(head_dim, dtype), bias=bias, tangents={"dbias": dbias})
+    lines = lines_of(text)
+    assert lines["kernel"] == [f"backward_tangent_sm80_{dtype}_d{head_dim}, backend sm80"]
+    of_dq, of_dbias = lines["launch"][1], lines["launch"][-1]
+    assert of_dbias.startswith(f"tangent of dbias: {tiles} thread blocks of ")
+    assert of_dbias.partition("blocks")[2] == of_dq.partition("blocks")[2]
+    if dtype in ("bf16", "f16"):
+        assert "bias: the kernel does not support it" in text
+
+
 def test_what_backward_refuses(lib: c.CDLL) -> None:
-    bias, dbias = tensor(1, 16, 1000, 1000), tensor(1, 16, 1000, 1000, address=2 * ADDRESS)
-    text = explain_backward(lib, "H200", rows(64), bias=bias, tangents={"dbias": dbias})
-    assert "tangents.dbias: no CUDA kernel supports it yet" in text
     q, k = tensor(1, 16384, 16, 64, dtype=abi.FLOAT16), tensor(1, 1000, 4, 64, dtype=abi.FLOAT16)
     text = explain_backward(lib, "H200", (q, k, k))
     assert "q: the kernel adds up at most 32768 rows of the heads that share a key head" in text

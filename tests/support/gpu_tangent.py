@@ -99,8 +99,7 @@ def run_forward_tangent(tangent: TangentCase, kernel: str | None, device: str = 
 def run_backward_tangent(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> Results:
     """From tdelta or tout, in every third case with the gradients."""
     forward, call = run_forward_tangent(tangent, None, device), functools.partial(backward_tangent, device=device)
-    gradients = tangent.number % 3 == 0
-    return backward_by(call, *tangent.problem(), kernel, forward, gradients=gradients, of_options=("dsink",))
+    return backward_by(call, *tangent.problem(), kernel, forward, gradients=tangent.number % 3 == 0)
 
 
 def check_forward(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> None:

@@ -83,7 +83,6 @@ def backward_by(
     forward: dict[str, np.ndarray],
     *,
     gradients: bool = False,
-    of_options: tuple[str, ...] = ("dbias", "dsink"),
     **tiles: int,
 ) -> dict[str, np.ndarray]:
     """The same by `call`, which has the arguments of abi.backward_tangent."""
@@ -98,7 +97,7 @@ def backward_by(
     if gradients:
         primal = made["dq"], made["dk"], made["dv"] = empty_like(x.q), empty_like(x.k), empty_like(x.v)
     for name, of in {"dbias": "bias", "dsink": "learnable_sink"}.items():
-        if of not in x.options or name not in of_options:
+        if of not in x.options:
             continue
         made["t" + name] = fields[name] = empty_like(x.options[of])
         if gradients:

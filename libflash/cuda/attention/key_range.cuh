@@ -40,6 +40,12 @@ struct KeyRange {
         end = max(begin, min(end, (existing + kBlockN - 1) / kBlockN));
     }
 
+    // Leaves one key tile at most.
+    __device__ __forceinline__ void keep_tile(int tile) {
+        begin = max(begin, tile);
+        end = min(end, tile + 1);
+    }
+
     // Of a shard with positions: replaces all but first_row and length_k. Rows `first` and `last` of the tile see these keys.
     // is_edge() then asks whether the tile is within the keys that both see.
     __device__ __forceinline__ void set_ranges(int2 of_first, int2 of_last) {

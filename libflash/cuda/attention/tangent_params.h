@@ -68,6 +68,7 @@ struct BackwardTangentParams {
     bool vector_rows;               // the same for out, dout and their tangents
     bool vector_out;                // the same for writing rows of tdq, tdk and tdv
     DoubleParams in_double;
+    ScoreGradientParams tdbias;  // of the launch for it alone
 };
 
 }  // namespace libflash::cuda

@@ -38,9 +38,12 @@ struct TangentStatisticsUnit {
     __device__ __forceinline__ float partial_dot(const T* x, const T* y) const {
         const int lane = threadIdx.x % kLanesOfRow;
         float sum = 0.0f;
+        // Memory limits the speed, and enough warps wait for it: loops unrolled further would double the code.
         if constexpr (kLanesOfRow == 32) {
+#pragma unroll 2
             for (int c = lane; c < params.head_dim_v; c += 32) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
         } else {
+#pragma unroll 1
             for (int c = lane * kVector; c < params.head_dim_v; c += kLanesOfRow * kVector) {
                 const Vector a = *reinterpret_cast<const Vector*>(x + c), b = *reinterpret_cast<const Vector*>(y + c);
 #pragma unroll
@@ -91,6 +94,7 @@ struct TangentStatisticsUnit {
 
     template <int kLanesOfRow>
     __device__ __forceinline__ void write(TangentStatistics* statistics) const {
+#pragma unroll 1
         for (int i = threadIdx.x / kLanesOfRow; i < kUnitRows; i += kThreads / kLanesOfRow) {
             const TangentStatistics made = of<kLanesOfRow>(work.tile * kUnitRows + i);
             if (threadIdx.x % kLanesOfRow == 0) statistics[i] = made;

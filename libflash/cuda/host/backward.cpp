@@ -7,16 +7,6 @@
 namespace libflash::cuda {
 namespace {
 
-ScoreGradientParams score_gradient_params(const ScoreTensor& tensor) {
-    ScoreGradientParams params{};
-    if (!tensor.present) return params;
-    params.data = tensor.data;
-    params.is_float = tensor.dtype == DType::f32;
-    copy_array(params.stride, tensor.stride);
-    for (int i = 0; i < 4; ++i) params.extent[i] = static_cast<int32_t>(tensor.shape[i]);
-    return params;
-}
-
 // Called after fill_in_problem().
 void fill_in_gradients(BackwardParams& params, const AttentionProblem& problem) {
     params.dout = rows_params(problem.dout);

@@ -41,11 +41,14 @@ ScheduleParams key_schedule(const AttentionProblem& problem, const KernelConfig&
 int64_t dbias_blocks(const AttentionProblem& problem, const KernelConfig& config) {
     const int element = element_bytes(config.dtype), tile_q = query_rows_tile_q(config.head_dim, true, element),
               tile_k = query_rows_tile_k(config.head_dim, element);
-    const int64_t* shape = problem.dbias.shape;
-    return shape[0] * shape[1] * ceil_div(shape[2], tile_q) * ceil_div(shape[3], tile_k);
+    return tiles_of_bias(problem.dbias, tile_q, tile_k);
 }
 
 }  // namespace
+
+int64_t tiles_of_bias(const ScoreTensor& bias, int tile_q, int tile_k) {
+    return bias.shape[0] * bias.shape[1] * ceil_div(bias.shape[2], tile_q) * ceil_div(bias.shape[3], tile_k);
+}
 
 int64_t units_of(const AttentionProblem& problem) {
     const Sequences& rows = problem.q_rows;

@@ -19,6 +19,9 @@ size_t workspace_rows(int64_t units, const AttentionProblem& problem);
 // The launch of one step with `blocks` thread blocks.
 LaunchShape backward_launch(const Kernel& kernel, const BackwardPlan& plan, BackwardStep step, int64_t blocks);
 
+// Tiles of the gradient of a bias, of all its batch entries and heads.
+int64_t tiles_of_bias(const ScoreTensor& bias, int tile_q, int tile_k);
+
 // Whether rows of q, k, v, out and dout can be read 16 bytes at a time and head dims are multiples of 16 bytes.
 bool backward_loads_in_vectors(const AttentionProblem& problem);
 

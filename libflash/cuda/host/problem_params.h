@@ -54,6 +54,16 @@ inline ScoreParams score_params(const ScoreTensor& tensor) {
     return params;
 }
 
+inline ScoreGradientParams score_gradient_params(const ScoreTensor& tensor) {
+    ScoreGradientParams params{};
+    if (!tensor.present) return params;
+    params.data = tensor.data;
+    params.is_float = tensor.dtype == DType::f32;
+    copy_array(params.stride, tensor.stride);
+    for (int i = 0; i < 4; ++i) params.extent[i] = static_cast<int32_t>(tensor.shape[i]);
+    return params;
+}
+
 inline HeadParams head_params(const HeadTensor& tensor) {
     if (!tensor.present) return {};
     return {tensor.data, tensor.batch_stride, tensor.head_stride, tensor.dtype == DType::f32};

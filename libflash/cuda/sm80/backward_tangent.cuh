@@ -6,9 +6,11 @@
 //   dz = p x                 tdz = p ((ts - mu) x + y)
 //   tdq = scale (tdz K + dz tK)     tdk = scale (tdz' Q + dz' tQ)     tdv = (R p (ts - mu))' dO + (R p)' tdO
 //
-// For tdk and tdv all scores are transposed: the rows are keys.
+// For tdk and tdv all scores are transposed: the rows are keys. The kernel of tdq also computes tdbias, in a launch of its own:
+// p ((ts - mu) x + y) without the slope g, summed where the bias is broadcast. A thread block then has a tile of the bias.
 #pragma once
 
+#include "cuda/attention/bias_tile.cuh"
 #include "cuda/attention/dropout.cuh"
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
@@ -47,8 +49,7 @@ struct BackwardTangent {
         TileCoordinates work;  // its head: of queries or, transposed, of keys
         SequenceRows q_rows, k_rows;
         Tiles tiles;
-        ScoreRules<T> rules;
-        BiasTangent bias_tangent;
+        BiasRows<kBlockM> bias_rows;  // of tdbias
     };
     static_assert(sizeof(Common) <= kBackwardTangentCommonBytes, "the host and the kernel must agree");
 
@@ -64,7 +65,8 @@ struct BackwardTangent {
     char* shared;
     int thread, warp, lane;
     Scores s, ts, x, y;
-    float sums[1][kChannelBlocks][4];
+    float sums[1][kChannelBlocks][4];  // of tdbias: the first kBlocks
+    static_assert(kChannelBlocks >= kBlocks, "of tdbias");
 
     __device__ __forceinline__ BackwardTangent(const BackwardTangentParams& p, char* shared_memory)
         : params(p), shared(shared_memory) {
@@ -77,6 +79,7 @@ struct BackwardTangent {
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kCommonAt); }
     __device__ __forceinline__ const SequenceRows& sequence(bool keys) const { return keys ? common().k_rows : common().q_rows; }
     __device__ __forceinline__ int first_row() const { return common().work.tile * kBlockM; }
+    __device__ __forceinline__ bool makes_bias() const { return kOutput == TangentOutput::tdq && params.tdbias.data; }
 
     // The tensors of one side, each followed by its tangent.
     __device__ __forceinline__ const RowsParams& tensor(bool keys, int i) const {
@@ -225,7 +228,7 @@ struct BackwardTangent {
             const int n = i / 4, e = i % 4;
             const float capped = s[0][n][e] * inverse, slope = fmaf(-capped, capped, 1.0f);
             const float tz = ts[0][n][e] * params.softmax_scale;
-            if constexpr (kOfScores) {
+            if (kOfScores && !makes_bias()) {
                 x[0][n][e] *= slope;
                 y[0][n][e] = fmaf(-2.0f * capped * inverse * tz, x[0][n][e], slope * y[0][n][e]);
             }
@@ -276,6 +279,11 @@ struct BackwardTangent {
         multiply(s, ts, 0, params.head_dim);
         apply_rules(head, tile);
         make_weights(keep);
+        if (makes_bias()) {
+#pragma unroll
+            for (int i = 0; i < kBlocks * 4; ++i) sums[0][i / 4][i % 4] += y[0][i / 4][i % 4];
+            return;
+        }
         constexpr int kPair = kOfScores ? 0 : 2;
         const int channels = kOfScores ? params.head_dim : params.head_dim_v;
         add_sums(kOfScores ? y : ts, col_tile(kPair), channels);
@@ -302,16 +310,30 @@ struct BackwardTangent {
         }
     }
 
-    // False: the thread block has no work. Otherwise ends with a barrier; the rows are being loaded.
-    __device__ __forceinline__ bool prepare() {
+    // The rows of this thread block, but for tdbias. Batch < 0: it has no work.
+    __device__ __forceinline__ TileCoordinates find_rows() const {
         const ScheduleParams& schedule = kTransposed ? params.key_schedule : params.query_schedule;
         const LengthsParams& lengths = kTransposed ? params.k_lengths : params.q_lengths;
         const TileCoordinates work = tile_coordinates<kBlockM>(schedule, lengths, params.batch);
-        if (work.batch < 0) return false;
-        const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
-        const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
-        if (work.tile * kBlockM >= (kTransposed ? k_rows.owned : q_rows.owned)) return false;
+        if (work.batch >= 0 && work.tile * kBlockM >= SequenceRows::of(lengths, work.batch).owned) return {-1, 0, 0};
+        return work;
+    }
+    // The next rows that add to the tile of tdbias. Batch < 0: there are none. One thread finds them: where it is would take
+    // registers of all.
+    __device__ __forceinline__ TileCoordinates next_rows_of_bias() const {
+        BiasRows<kBlockM>& rows = common().bias_rows;
+        cp_async_wait<0>();  // copies of rows of which a block mask hides all keys
+        __syncthreads();     // no warp reads the previous tiles
+        if (thread == 0 && !rows.next(params, params.tdbias)) rows.at.batch = -1;
+        __syncthreads();
+        return rows.at;
+    }
+
+    // Loads the rows, if there is a tile of the other side. Ends before they are there, but after a barrier.
+    __device__ __forceinline__ void begin(const TileCoordinates& work) {
         if (thread == 0) {
+            const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
+            const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
             Common& c = common();
             c.work = work;
             c.q_rows = q_rows;
@@ -320,13 +342,14 @@ struct BackwardTangent {
                 c.tiles.init(params, work, q_rows.length, k_rows.length);
             } else {
                 c.tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
+                if (makes_bias() && params.tdbias.extent[3] != 1) c.tiles.keep_tile(c.bias_rows.tile.col);
             }
         }
         __syncthreads();
+        if (!kTransposed && common().tiles.begin >= common().tiles.end) return;
         load_side<RowTile>(0, kTransposed, work.head, first_row());
         if constexpr (!kTransposed) load_statistics(work.head, first_row(), kBlockM);
         cp_async_commit();
-        return true;
     }
 
     __device__ __forceinline__ void store() {
@@ -359,13 +382,43 @@ struct BackwardTangent {
         }
     }
 
+    // Stages the sums in the memory of the rows.
+    __device__ __forceinline__ void store_bias() {
+        float* tile = reinterpret_cast<float*>(shared);  // kBlockM x kBlockN
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            const int n = i / 4, e = i % 4, row = warp * 16 + (e >> 1) * 8 + lane / 4;
+            tile[row * kBlockN + n * 8 + lane % 4 * 2 + (e & 1)] = sums[0][n][e];
+        }
+        __syncthreads();
+        const ScoreGradientParams& to = params.tdbias;
+        write_bias_tile<kBlockM, kBlockN, kThreads>(
+            to, common().bias_rows.tile, thread, [=](int row, int col) { return tile[row * kBlockN + col]; },
+            [&](int64_t at, float sum) { store_number<T>(to.data, at, to.is_float, undo_exponent_shift<T>() * sum); });
+    }
+
     __device__ __forceinline__ void run() {
-        if (!prepare()) return;
+        TileCoordinates work;
+        if (!makes_bias()) {
+            work = find_rows();
+            if (work.batch < 0) return;
+        } else if (thread == 0) {
+            common().bias_rows.start(params, params.tdbias, bias_tile_of<kBlockM, kBlockN>(params.tdbias, blockIdx.x));
+        }
         clear(sums);
-        loop();
+#pragma unroll 1
+        do {
+            if (makes_bias() && (work = next_rows_of_bias()).batch < 0) break;
+            begin(work);
+            loop();
+        } while (makes_bias());
         cp_async_wait<0>();
         __syncthreads();
-        store();
+        if (makes_bias()) {
+            store_bias();
+        } else {
+            store();
+        }
     }
 };
 
@@ -424,11 +477,15 @@ template <class Kernel>
 int launch_backward_tangent(const BackwardTangentPlan& plan, const BackwardTangentParams& params, void* stream) {
     using sm80::backward_tangent_kernel, sm80::enqueue_tangent, sm80::TangentOutput;
     const auto on = static_cast<cudaStream_t>(stream);
+    const auto of_queries = backward_tangent_kernel<Kernel, TangentOutput::tdq>;
+    BackwardTangentParams without_bias = params;
+    without_bias.tdbias.data = nullptr;
     int error = enqueue_tangent(sm80::tangent_statistics_kernel<Kernel>, plan.statistics, params, on);
-    if (error == cudaSuccess) error = enqueue_tangent(backward_tangent_kernel<Kernel, TangentOutput::tdq>, plan.tdq, params, on);
+    if (error == cudaSuccess) error = enqueue_tangent(of_queries, plan.tdq, without_bias, on);
     if (error == cudaSuccess) error = enqueue_tangent(backward_tangent_kernel<Kernel, TangentOutput::tdk>, plan.tdk, params, on);
     if (error == cudaSuccess) error = enqueue_tangent(backward_tangent_kernel<Kernel, TangentOutput::tdv>, plan.tdv, params, on);
     if (error == cudaSuccess) error = enqueue_tangent(sm80::tangent_dsink_kernel<Kernel>, plan.dsink, params, on);
+    if (error == cudaSuccess) error = enqueue_tangent(of_queries, plan.dbias, params, on);
     return error;
 }
 

@@ -1,9 +1,11 @@
 // The tangent of backward in float64: the formulas of backward_tangent.cuh with the tiles of tangent_tiles_f64.cuh. One kernel
-// computes tdq, tdk or tdv: a thread block has a tile of rows of one side, with the sums of its output in registers, and loops
-// over the tiles of the other side. For each pair of tiles it loads both sides twice: dO and V for dP, then Q and K for the
-// scores. The tiles of scores have a row for each query, whichever side the sums belong to.
+// computes tdq, tdk, tdv or tdbias: a thread block has a tile of rows of one side, with the sums of its output in registers, and
+// loops over the tiles of the other side; or it has a tile of the bias and loops over the pairs of tiles that share it. For each
+// pair of tiles it loads both sides twice: dO and V for dP, then Q and K for the scores. The tiles of scores have a row for each
+// query, whichever side the sums belong to.
 #pragma once
 
+#include "cuda/attention/bias_tile.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/tangent_params.h"
@@ -13,7 +15,7 @@
 
 namespace libflash::cuda::sm80 {
 
-enum class DoubleTangentOutput : int { tdq, tdk, tdv };
+enum class DoubleTangentOutput : int { tdq, tdk, tdv, tdbias };
 
 template <int kHeadDim, int kTileRows>
 struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDim, kTileRows, 6> {
@@ -21,28 +23,36 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
     using Base::k_rows, Base::lane, Base::params, Base::q_rows, Base::thread, Base::warp, Base::work;
     using Base::kLanes, Base::kThreads, Base::kWarps;
 
+    static constexpr int kElements = (kTileRows + kLanes - 1) / kLanes;  // of a score tile, of a thread
+    static_assert(kElements <= 2, "");
+
     const DoubleTangentOutput output;
-    typename Base::Sums sums;
-    KeyTiles<kTileRows, kTileRows> key_tiles;      // of tdq
+    typename Base::Sums sums;                      // of tdbias: those of the thread's elements, in the first block
+    KeyTiles<kTileRows, kTileRows> key_tiles;      // of tdq and tdbias
     QueryTiles<kTileRows, kTileRows> query_tiles;  // of tdk and tdv
     int head, key_head;                            // of the present tiles
     int other_tile, cursor;                        // of the other side
+    BiasRows<kTileRows> bias_rows;                 // of tdbias
 
     __device__ __forceinline__ DoubleBackwardTangent(const BackwardTangentParams& given, DoubleTangentOutput which, char* memory)
         : Base(given, memory), output(which) {}
 
-    __device__ __forceinline__ bool of_queries() const { return output == DoubleTangentOutput::tdq; }
+    __device__ __forceinline__ bool makes_bias() const { return output == DoubleTangentOutput::tdbias; }
+    __device__ __forceinline__ bool of_queries() const { return output == DoubleTangentOutput::tdq || makes_bias(); }
 
-    // False: the thread block has no work.
-    __device__ __forceinline__ bool prepare() {
+    // The rows of this thread block, but for tdbias. Batch < 0: it has no work.
+    __device__ __forceinline__ TileCoordinates find_rows() const {
+        const LengthsParams& lengths = of_queries() ? params.q_lengths : params.k_lengths;
         const TileCoordinates next =
-            tile_coordinates<kTileRows>(of_queries() ? params.query_schedule : params.key_schedule,
-                                        of_queries() ? params.q_lengths : params.k_lengths, params.batch);
-        if (next.batch < 0) return false;
-        this->begin(next);
-        if (next.tile * kTileRows >= (of_queries() ? q_rows : k_rows).owned) return false;
+            tile_coordinates<kTileRows>(of_queries() ? params.query_schedule : params.key_schedule, lengths, params.batch);
+        if (next.batch >= 0 && next.tile * kTileRows >= SequenceRows::of(lengths, next.batch).owned) return {-1, 0, 0};
+        return next;
+    }
+    __device__ __forceinline__ void begin(const TileCoordinates& next) {
+        Base::begin(next);
         if (of_queries()) {
             key_tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
+            if (makes_bias() && params.tdbias.extent[3] != 1) key_tiles.keep_tile(bias_rows.tile.col);
             head = work.head, key_head = work.head / params.group_size;
             other_tile = key_tiles.end, cursor = key_tiles.list_count;
         } else {
@@ -50,7 +60,6 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
             head = work.head * params.group_size, key_head = work.head;
             other_tile = query_tiles.begin - 1, cursor = 0;
         }
-        return true;
     }
 
     // Goes to the next tile of the other side, or of the next head that shares the keys. False: there is none.
@@ -76,7 +85,8 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         return reinterpret_cast<const DoubleTangentStatistics*>(params.statistics)[at];
     }
 
-    // Score tiles 0 and 1 become the weights of the sums: dz and tdz, or for tdv R p and R p (ts - mu).
+    // Score tiles 0 and 1 become the weights of the sums: dz and tdz, or for tdv R p and R p (ts - mu). For tdbias tile 1 becomes
+    // what is added to it.
     __device__ __forceinline__ void apply(int first_row, int first_key) const {
         const DoubleScore<BackwardTangentParams> score(params, {work.batch, head, 0}, k_rows.length - q_rows.length);
         const int local = thread / kLanes, row = first_row + local;
@@ -103,8 +113,9 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
             }
             const double dp = keep == 0.0 ? 0.0 : keep * this->scores(3).at(local, col);
             const double tdp = keep == 0.0 ? 0.0 : keep * this->tangent_at(3, has_tdout(), has_tv(), local, col);
-            const double bend = bent == 0.0 ? 0.0 : -2.0 * bent / params.in_double.softcap * tz;
-            const double x = slope * (dp - of_row.delta), y = fma(bend, x, slope * (tdp - of_row.tdelta));
+            const double bend = bent == 0.0 || makes_bias() ? 0.0 : -2.0 * bent / params.in_double.softcap * tz;
+            const double through = makes_bias() ? 1.0 : slope;  // the bias is added after the softcap
+            const double x = through * (dp - of_row.delta), y = fma(bend, x, through * (tdp - of_row.tdelta));
             a = p * x;
             b = p * fma(below, x, y);
         }
@@ -137,6 +148,10 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
             __syncthreads();
             if (!outer) apply(first_row, first_key);
         }
+        if (makes_bias()) {
+            for_own_elements([&](double& x, double& sum) { sum += x; });
+            return;
+        }
         __syncthreads();
         const bool has_second = of_queries() ? has_tk() : of_values ? has_tdout() : has_tq();
 #pragma unroll 1
@@ -152,6 +167,26 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         }
     }
 
+    // Calls rule(x, sum) for the elements of score tile 1 that this thread computed, and their sums.
+    template <class Rule>
+    __device__ __forceinline__ void for_own_elements(const Rule& rule) {
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) {
+            const int col = thread % kLanes + i * kLanes;
+            if (col < kTileRows) rule(this->scores(1).at(thread / kLanes, col), sums[0][0][i]);
+        }
+    }
+
+    __device__ __forceinline__ void store_bias() {
+        for_own_elements([&](double& x, double& sum) { x = sum; });
+        __syncthreads();
+        const auto staged = this->scores(1);
+        const ScoreGradientParams& to = params.tdbias;
+        write_bias_tile<kTileRows, kTileRows, kThreads>(
+            to, bias_rows.tile, thread, [&](int row, int col) { return staged.at(row, col); },
+            [&](int64_t at, double sum) { store_number_at(to.data, at, to.is_float, sum); });
+    }
+
     __device__ __forceinline__ void store() {
         const RowsParams& rows = of_queries() ? params.tdq : output == DoubleTangentOutput::tdk ? params.tdk : params.tdv;
         const SequenceRows sequence = of_queries() ? q_rows : k_rows;
@@ -164,10 +199,28 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
     }
 
     __device__ __forceinline__ void run() {
-        if (!prepare()) return;
+        TileCoordinates next;
+        if (makes_bias()) {
+            bias_rows.start(params, params.tdbias, bias_tile_of<kTileRows, kTileRows>(params.tdbias, blockIdx.x));
+        } else {
+            next = find_rows();
+            if (next.batch < 0) return;
+        }
         clear(sums);
 #pragma unroll 1
-        while (advance()) add_tile();
+        do {
+            if (makes_bias()) {
+                if (!bias_rows.next(params, params.tdbias)) break;
+                next = bias_rows.at;
+            }
+            begin(next);
+#pragma unroll 1
+            while (advance()) add_tile();
+        } while (makes_bias());
+        if (makes_bias()) {
+            store_bias();
+            return;
+        }
         __syncthreads();  // no warp reads the last pairs
         stage<kWarps>(sums, this->tile(0), warp, lane);
         __syncthreads();
@@ -234,6 +287,7 @@ int launch_backward_tangent(const BackwardTangentPlan& plan, const BackwardTange
     if (error == cudaSuccess) error = enqueue_double_tangent(gradients, plan.tdk, params, on, DoubleTangentOutput::tdk);
     if (error == cudaSuccess) error = enqueue_double_tangent(gradients, plan.tdv, params, on, DoubleTangentOutput::tdv);
     if (error == cudaSuccess) error = enqueue_double_tangent(sm80::tangent_dsink_kernel<Kernel>, plan.dsink, params, on);
+    if (error == cudaSuccess) error = enqueue_double_tangent(gradients, plan.dbias, params, on, DoubleTangentOutput::tdbias);
     return error;
 }
 

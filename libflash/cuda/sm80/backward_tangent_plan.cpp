@@ -1,4 +1,5 @@
-// The plan of backward_tangent for sm_80 and later: statistics of the query rows, then a kernel for each of tdq, tdk and tdv.
+// The plan of backward_tangent for sm_80 and later: statistics of the query rows, then a kernel for each of tdq, tdk and tdv. The
+// kernel of tdq computes the tangent of dbias in a launch of its own.
 #include "cuda/host/backward_plan.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/tangent_params.h"
@@ -51,6 +52,10 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     plan.tdq = launch("q", BackwardTangentStep::gradients, blocks_of(plan.query_schedule));
     plan.tdk = plan.tdv = launch("k", BackwardTangentStep::gradients, blocks_of(plan.key_schedule));
     if (tangents.dsink.present) plan.dsink = launch("q", BackwardTangentStep::dsink, problem.heads_q);
+    if (tangents.dbias.present) {
+        const int64_t tiles = tiles_of_bias(tangents.dbias, plan.tile_q, plan.tile_k);
+        plan.dbias = launch("tangents.dbias", BackwardTangentStep::gradients, tiles);
+    }
     return plan;
 }
 

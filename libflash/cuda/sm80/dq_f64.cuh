@@ -2,6 +2,7 @@
 // what becomes of dS; a launch computes one of them.
 #pragma once
 
+#include "cuda/attention/bias_tile.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/query_rows_tiles.h"
 #include "cuda/sm80/gradients_f64.cuh"
@@ -69,37 +70,18 @@ struct DoubleDq
         }
     }
 
-    // In one dimension, the indices (or tiles) that share element (or tile) `index` of the bias: all of them if the bias is
-    // broadcast.
-    struct Range {
-        int begin, end;
-        __device__ __forceinline__ Range(int index, int extent, int count) {
-            begin = extent == 1 ? 0 : index;
-            end = extent == 1 ? count : index + 1;
-        }
-    };
-    __device__ static __forceinline__ int tiles_of(int extent, int tile) { return (extent + tile - 1) / tile; }
-
-    // The tile of dQ or of dbias: all tiles of scores that add to it.
-    struct Target {
-        int batch, head, row_tile, col_tile;
-    };
-    __device__ __forceinline__ Target target_of_bias() const {
-        const int cols = tiles_of(params.dbias.extent[3], kTileK), rows = tiles_of(params.dbias.extent[2], kTileQ);
-        const int index = blockIdx.x, batch_head = index / cols / rows;
-        return {batch_head / params.dbias.extent[1], batch_head % params.dbias.extent[1], index / cols % rows, index % cols};
-    }
-    __device__ __forceinline__ void add_all(const Target& target) {
+    // Adds all tiles of scores that add to the target: a tile of dQ, whose column is 0, or of dbias.
+    __device__ __forceinline__ void add_all(const BiasTile& target) {
         const int (&extent)[4] = params.dbias.extent;
         const bool bias = makes_bias();
-        const Range batches(target.batch, bias ? extent[0] : 0, params.batch);
-        const Range heads(target.head, bias ? extent[1] : 0, params.heads_q);
+        const BiasRange batches(target.batch, bias ? extent[0] : 0, params.batch);
+        const BiasRange heads(target.head, bias ? extent[1] : 0, params.heads_q);
 #pragma unroll 1
         for (int b = batches.begin; b < batches.end; ++b) {
             const int queries = SequenceRows::of(params.q_lengths, b).length,
                       length = SequenceRows::of(params.k_lengths, b).length;
-            const Range rows(target.row_tile, bias ? extent[2] : 0, tiles_of(queries, kTileQ));
-            const Range cols(target.col_tile, bias ? extent[3] : 1, tiles_of(length, kTileK));
+            const BiasRange rows(target.row, bias ? extent[2] : 0, tile_count(queries, kTileQ));
+            const BiasRange cols(target.col, bias ? extent[3] : 1, tile_count(length, kTileK));
 #pragma unroll 1
             for (int h = heads.begin; h < heads.end; ++h)
 #pragma unroll 1
@@ -110,35 +92,21 @@ struct DoubleDq
         }
     }
 
-    // Where the bias is broadcast over rows or columns, the elements of the tile are added up here.
-    __device__ __forceinline__ void store_bias(const Target& target) {
+    __device__ __forceinline__ void store_bias(const BiasTile& target) {
         const ScoreGradientParams& out = params.dbias;
-        const int64_t start = target.batch * out.stride[0] + target.head * out.stride[1];
         __syncthreads();  // no thread reads the last tile
 #pragma unroll
         for (int i = 0; i < kElements; ++i) ds.at(thread / kLanes, thread % kLanes + i * kLanes) = sums[i];
         __syncthreads();
-        const int rows = out.extent[2] == 1 ? 1 : min(kTileQ, out.extent[2] - target.row_tile * kTileQ);
-        const int cols = out.extent[3] == 1 ? 1 : min(kTileK, out.extent[3] - target.col_tile * kTileK);
-        const int same_rows = out.extent[2] == 1 ? kTileQ : 1, same_cols = out.extent[3] == 1 ? kTileK : 1;
-#pragma unroll 1
-        for (int i = thread; i < rows * cols; i += kThreads) {
-            const int row = i / cols, col = i % cols;
-            double sum = 0.0;
-#pragma unroll 1
-            for (int r = 0; r < same_rows; ++r)
-#pragma unroll 1
-                for (int c = 0; c < same_cols; ++c) sum += ds.at(row + r, col + c);
-            const int64_t at = (int64_t{target.row_tile} * kTileQ + row) * out.stride[2] +
-                               (int64_t{target.col_tile} * kTileK + col) * out.stride[3];
-            store_number_at(out.data, start + at, out.is_float, sum);
-        }
+        write_bias_tile<kTileQ, kTileK, kThreads>(
+            out, target, thread, [&](int row, int col) { return ds.at(row, col); },
+            [&](int64_t at, double sum) { store_number_at(out.data, at, out.is_float, sum); });
     }
 
     __device__ __forceinline__ void run() {
-        Target target = {};
+        BiasTile target = {};
         if (makes_bias()) {
-            target = target_of_bias();
+            target = bias_tile_of<kTileQ, kTileK>(params.dbias, blockIdx.x);
         } else {
             const TileCoordinates next = tile_coordinates<kTileQ>(params.query_tile_schedule, params.q_lengths, params.batch);
             if (next.batch < 0) return;

@@ -17,7 +17,6 @@ bool supports_tangent(const KernelConfig& config, const TangentProblem& problem,
     const int64_t most = most_keys_of_accumulators(config);
     if (!adds_up("k", "keys", longest_sum(problem, config.tile_q), most, why)) return false;
     if (!problem.backward) return true;
-    if (problem.tangents.dbias.present) return reject(why, "tangents.dbias: no CUDA kernel supports it yet");
     const int64_t rows = longest_gradient_sum(problem, config.tile_q) * problem.group_size();
     return adds_up("q", "rows of the heads that share a key head", rows, most, why);
 }

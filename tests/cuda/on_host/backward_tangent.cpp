@@ -1,6 +1,7 @@
 // Runs backward_tangent of one kernel on the host and compares it with double precision. Arguments: 1 the size of the inputs, 2
 // the size of their tangents, 3 whether the rare options, a block mask and packed rows are used, 4 which tangents are given (bit
-// 0: q, 1: k, 2: v, 3: dout). Prints the errors; exit code 0 means none is too large.
+// 0: q, 1: k, 2: v, 3: dout). With the rare options also the tangent of dbias, for a bias that is broadcast over each dimension.
+// Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include "cuda/host/tile_schedule.h"
@@ -23,6 +24,7 @@ struct Problem : TangentProblem {
     std::vector<float> bias, tbias, sink, tsink, lse, tlse, dlse, tdlse, tdelta;
     std::vector<float> tdsink = std::vector<float>(kHeads, NAN);
     std::vector<double> dq64, dk64, dv64, dsink64 = std::vector<double>(kHeads);
+    std::vector<double> ds64 = std::vector<double>(size_t{kHeads} * kRows * kKeys);  // tangents of the gradients of the scores
 
     Problem(float size, float tsize, bool rare_options, int which) : TangentProblem(rare_options, which) {
         const size_t queries = kRows * kHeads;
@@ -90,6 +92,7 @@ struct Problem : TangentProblem {
             const double tdp =
                 r * (dot(&tdout[at_out], &v[j * kDimV], kDimV) + dot(&dout[at_out], &tv[size_t(j) * kDimV], kDimV));
             const double ds = p * (dp - delta), tds = p * below * (dp - delta) + p * (tdp - moved);
+            ds64[number * kKeys + j] = tds;
             const double dz = scale * of[j].g * ds, tdz = scale * (of[j].tg * ds + of[j].g * tds);
             for (int c = 0; c < kDim; ++c) {
                 dq64[at_q + c] += tdz * wide(k[j * kDim + c]) + dz * wide(tk[j * kDim + c]);
@@ -120,7 +123,29 @@ void use_rare_options(BackwardTangentParams& params, Problem& p) {
     params.tbias = {p.tbias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, true};
 }
 
-void run(Problem& p) {
+// A launch for the tangent of dbias alone, after the statistics of the rows are there.
+bool makes_bias(const Problem& p, BackwardTangentParams params, int heads, int rows, int keys) {
+    std::vector<float> made(size_t(heads) * rows * keys, NAN);
+    std::vector<double> exact(made.size());
+    for (size_t i = 0; i < p.ds64.size(); ++i) {
+        const int key = i % kKeys, row = i / kKeys % kRows, head = i / kKeys / kRows;
+        exact[(head % heads * rows + row % rows) * keys + key % keys] += p.ds64[i];
+    }
+    params.tdbias = {made.data(), {0, int64_t{rows} * keys, keys, 1}, {1, heads, rows, keys}, true};
+    BackwardTangentPlan plan;
+    constexpr KernelConfig kernel = TangentKernel::config;
+    plan.dbias = launch_shape(int64_t{heads} * ceil_div(rows, kernel.tile_q) * ceil_div(keys, kernel.tile_k),
+                              resources_of_backward_tangent<TangentKernel>(static_cast<int>(BackwardTangentStep::gradients), 1));
+    launch_backward_tangent<TangentKernel>(plan, params, nullptr);
+    return near("tdbias", made, exact, kRounding);
+}
+bool makes_all_biases(const Problem& p, const BackwardTangentParams& params) {
+    return makes_bias(p, params, kHeads, kRows, kKeys) & makes_bias(p, params, 1, 1, kKeys) &
+           makes_bias(p, params, kHeads, kRows, 1);
+}
+
+// False: a tangent of dbias is wrong.
+bool run(Problem& p) {
     BackwardTangentParams params{};
     const int32_t used = kUsed, rows_of_sequence[] = {kBefore, kBefore + kRows}, keys_of_sequence[] = {0, kKeys};
     params.q = rows_of(p.q, kHeads, kDim), params.k = rows_of(p.k, 1, kDim), params.v = rows_of(p.v, 1, kDimV);
@@ -164,6 +189,7 @@ void run(Problem& p) {
         plan.dsink =
             launch_shape(kHeads, resources_of_backward_tangent<TangentKernel>(static_cast<int>(BackwardTangentStep::dsink), 1));
     launch_backward_tangent<TangentKernel>(plan, params, nullptr);
+    return !p.rare || makes_all_biases(p, params);
 }
 
 int main(int, char** argv) {
@@ -171,9 +197,9 @@ int main(int, char** argv) {
     Problem p(static_cast<float>(size), static_cast<float>(std::atof(argv[2])), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
     for (int head = 0; head < kHeads; ++head)
         for (int row = 0; row < kRows; ++row) p.solve_row(row, head);
-    run(p);
+    bool good = run(p);
     const double limit = kRounding * size * size;
-    bool good = near("tdq", p.tdq, p.dq64, limit) & near("tdk", p.tdk, p.dk64, limit) & near("tdv", p.tdv, p.dv64, limit);
+    good &= near("tdq", p.tdq, p.dq64, limit) & near("tdk", p.tdk, p.dk64, limit) & near("tdv", p.tdv, p.dv64, limit);
     if (p.rare) good &= near("tdsink", p.tdsink, p.dsink64, limit);
     return good ? 0 : 1;
 }

@@ -1,7 +1,7 @@
 // Runs the float64 kernels of forward_tangent and backward_tangent on the host and compares them with sums in long double.
 // Arguments: 1 the options (bits 1, 2, 4 and 8 of attention_f64.cpp), 2 which tangents are given (bits: 1 q, 2 k, 4 v, 8 dout;
-// the others are zero), 3 whether backward_tangent takes tdelta from forward_tangent. Prints the errors; exit code 0: none is
-// too large.
+// the others are zero), 3 whether backward_tangent takes tdelta from forward_tangent. With the rare options also the tangent of
+// dbias, of a bias for all sequences and of one number for each. Prints the errors; exit code 0: none is too large.
 #include "problem_f64.h"
 
 #include "cuda/sm80/backward_tangent_f64.cuh"
@@ -21,6 +21,7 @@ struct TangentProblem : Problem {
     Numbers tq, tk, tv, tdout, tbias, tsink, tdlse;
     Numbers tout, tlse, tdelta, tdq, tdk, tdv, tdsink;
     Exact exact_tout, exact_tlse, exact_tdelta, exact_tdq, exact_tdk, exact_tdv, exact_tdsink;
+    Exact exact_tds;  // of each sequence
 
     TangentProblem(int options, int which) : Problem(options, 1), given(which) {
         tq = tangent(1, q), tk = tangent(2, k), tv = tangent(4, v), tdout = tangent(8, dout);
@@ -31,7 +32,7 @@ struct TangentProblem : Problem {
         tdq.assign(q.size(), NAN), tdk.assign(k.size(), NAN), tdv.assign(v.size(), NAN), tdsink.assign(kHeads, NAN);
         exact_tout.assign(out.size(), 0), exact_tlse.assign(lse.size(), 0), exact_tdelta.assign(lse.size(), 0);
         exact_tdq.assign(q.size(), 0), exact_tdk.assign(k.size(), 0), exact_tdv.assign(v.size(), 0);
-        exact_tdsink.assign(kHeads, 0);
+        exact_tdsink.assign(kHeads, 0), exact_tds.assign(kBatch * bias.size(), 0);
     }
     Numbers tangent(int bit, const Numbers& like) const { return given & bit ? random(like.size(), 1) : Numbers(like.size(), 0); }
 
@@ -81,6 +82,7 @@ struct TangentProblem : Problem {
             const Real dp = keep[j] * dot(&dout[row * kDimV], &v[key * kDimV], kDimV);
             const Real tdp =
                 keep[j] * (dot(&tdout[row * kDimV], &v[key * kDimV], kDimV) + dot(&dout[row * kDimV], &tv[key * kDimV], kDimV));
+            exact_tds[b * bias.size() + score_at(h, i, j)] = p[j] * ((ts[j] - mu) * (dp - delta) + tdp - more);
             const Real x = slope * (dp - delta), y = slope * (tdp - more) - 2 * bent[j] * tz[j] / cap * x;
             const Real dz = scale * p[j] * x, tdz = scale * p[j] * ((ts[j] - mu) * x + y);
             for (int c = 0; c < kDim; ++c) {
@@ -118,7 +120,33 @@ void forward_tangent(TangentProblem& p, const Call& call) {
     launch_forward_tangent<ForwardKernel>(plan, params, nullptr);
 }
 
-void backward_tangent(TangentProblem& p, const Call& call, bool takes_tdelta) {
+LaunchShape shape_of(BackwardTangentStep step, int64_t blocks) {
+    return launch_shape(blocks, resources_of_backward_tangent<BackwardKernel>(static_cast<int>(step), 1));
+}
+
+// A launch for the tangent of dbias alone, after the statistics of the rows are there.
+bool makes_bias(const TangentProblem& p, BackwardTangentParams params, int batch, int heads, int rows, int keys) {
+    Numbers made(size_t(batch) * heads * rows * keys, NAN);
+    Exact exact(made.size(), 0);
+    for (size_t i = 0; i < p.exact_tds.size(); ++i) {
+        const int key = i % (2 * kKeys), row = i / (2 * kKeys) % (2 * kRows), head = i / p.score_at(1, 0, 0) % kHeads;
+        const int entry = i / p.bias.size() % batch;
+        exact[((entry * heads + head % heads) * rows + row % rows) * keys + key % keys] += p.exact_tds[i];
+    }
+    params.tdbias = {
+        made.data(), {int64_t{heads} * rows * keys, int64_t{rows} * keys, keys, 1}, {batch, heads, rows, keys}, false};
+    BackwardTangentPlan plan;
+    const int tile = BackwardKernel::config.tile_q;
+    plan.dbias = shape_of(BackwardTangentStep::gradients, int64_t{batch} * heads * ceil_div(rows, tile) * ceil_div(keys, tile));
+    launch_backward_tangent<BackwardKernel>(plan, params, nullptr);
+    return near("tdbias", made, exact, rows > 1 ? 0x1p-46 : kSumsOfRows);
+}
+bool makes_all_biases(const TangentProblem& p, const BackwardTangentParams& params) {
+    return makes_bias(p, params, 1, kHeads, 2 * kRows, 2 * kKeys) & makes_bias(p, params, kBatch, 1, 1, 1);
+}
+
+// False: a tangent of dbias is wrong.
+bool backward_tangent(TangentProblem& p, const Call& call, bool takes_tdelta) {
     BackwardTangentParams params{};
     fill_in(params, p, call);
     if (takes_tdelta) {
@@ -141,14 +169,12 @@ void backward_tangent(TangentProblem& p, const Call& call, bool takes_tdelta) {
     params.query_schedule = schedule_params(p.rows_of_queries(), kBatch, kHeads, tile, 1e5, true);
     params.key_schedule = schedule_params(p.rows_of_keys(kKeys), kBatch, kKeyHeads, tile, 1e5, false);
     BackwardTangentPlan plan;
-    const auto shape = [&](BackwardTangentStep step, int64_t blocks) {
-        return launch_shape(blocks, resources_of_backward_tangent<BackwardKernel>(static_cast<int>(step), 1));
-    };
-    plan.statistics = shape(BackwardTangentStep::statistics, blocks_of(params.unit_schedule));
-    plan.tdq = shape(BackwardTangentStep::gradients, blocks_of(params.query_schedule));
-    plan.tdk = plan.tdv = shape(BackwardTangentStep::gradients, blocks_of(params.key_schedule));
-    if (p.rare) plan.dsink = shape(BackwardTangentStep::dsink, kHeads);
+    plan.statistics = shape_of(BackwardTangentStep::statistics, blocks_of(params.unit_schedule));
+    plan.tdq = shape_of(BackwardTangentStep::gradients, blocks_of(params.query_schedule));
+    plan.tdk = plan.tdv = shape_of(BackwardTangentStep::gradients, blocks_of(params.key_schedule));
+    if (p.rare) plan.dsink = shape_of(BackwardTangentStep::dsink, kHeads);
     launch_backward_tangent<BackwardKernel>(plan, params, nullptr);
+    return !p.rare || makes_all_biases(p, params);
 }
 
 int main(int, char** argv) {
@@ -159,7 +185,7 @@ int main(int, char** argv) {
     forward_tangent(p, call);
     bool good = near("tout", p.tout, p.exact_tout) & near("tlse", p.tlse, p.exact_tlse);
     good &= near("tdelta", p.tdelta, p.exact_tdelta);
-    backward_tangent(p, call, std::atoi(argv[3]) != 0);
+    good &= backward_tangent(p, call, std::atoi(argv[3]) != 0);
     good &= near("tdq", p.tdq, p.exact_tdq) & near("tdk", p.tdk, p.exact_tdk) & near("tdv", p.tdv, p.exact_tdv);
     if (p.rare) good &= near("tdsink", p.tdsink, p.exact_tdsink, kSumsOfRows);
     return good ? 0 : 1;
