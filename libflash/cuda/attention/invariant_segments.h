@@ -37,7 +37,7 @@ LIBFLASH_HOST_DEVICE inline bool begins_segment(int key) {
     int size = kFirstSegment;
     for (int next = kSegmentGrowth / kSegmentsOfLength; next <= kLastSegment; next *= 2)
         if (key / kSegmentsOfLength >= next) size = next;
-    return key % size == 0;
+    return (key & (size - 1)) == 0;  // sizes are powers of two
 }
 
 // How many segments `keys` keys have.

@@ -352,6 +352,10 @@ private:
             const auto& params = context.params;
             if (params.max_logit.data || params.head_maxima) c.softmax.see_scores(c.s);
             rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor, params.entropy.data != nullptr);
+        } else if constexpr (kInvariant) {
+            // Two copies of the code: one with predicates for both ways would execute both exponentials.
+            rescale = take_maximum ? c.softmax.apply(c.s, scores.softmax_scale(scaled), true, factor)
+                                   : c.softmax.apply(c.s, scores.softmax_scale(scaled), false, factor);
         } else {
             rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor);
         }
