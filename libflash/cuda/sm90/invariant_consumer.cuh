@@ -1,0 +1,298 @@
+// The consumer warpgroups of the sm_90a prefill kernel for invariant rows, 64 query rows each: ForwardConsumer with the rule of
+// attention/invariant_softmax.cuh, whose units are halves of a key tile. Scores are computed for a whole tile. Then P of the
+// later half is made while P V of the half before it runs, which belongs to the previous tile; P of the earlier half while P V of
+// the later half runs; P V of the earlier half runs after the scores of the next tile. So P of one half is in registers at a
+// time, which leaves room for the second accumulator (invariant_sums.cuh).
+#pragma once
+
+#include "cuda/attention/invariant_segments.h"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward_consumer_stages.cuh"
+#include "cuda/sm90/forward_epilogue.cuh"
+#include "cuda/sm90/forward_scores.cuh"
+#include "cuda/sm90/forward_tile_scheduler.cuh"
+#include "cuda/sm90/invariant_sums.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct InvariantConsumer : ForwardConsumerStages<Traits> {
+    using Stages = ForwardConsumerStages<Traits>;
+    using Stages::context, Stages::key_tiles, Stages::has_key_tiles, Stages::begin_work_tile, Stages::skip_values;
+    using Stages::word_of_stage, Stages::release, Stages::release_k, Stages::release_v, Stages::skip_stage;
+    using typename Stages::Position, typename Stages::Storage;
+    using T = typename Traits::T;
+    using QTile = typename Traits::QTile;
+    using KTile = typename Traits::KTile;
+    using VTile = typename Traits::VTile;
+    static constexpr int kBlockN = Traits::kBlockN, kUnit = kInvariantUnit, kSteps = kUnit / 16;
+    static constexpr int kUnitScores = kUnit / 2, kSums = Traits::kHeadDimV / 2;
+    static_assert(kBlockN == 2 * kUnit && kFirstSegment % kBlockN == 0 && !Traits::kSeparateFirstTile && Traits::kCache);
+    enum Half { kEarlier, kLater };
+    using HalfScores = float[kUnitScores];
+    using Folded = InvariantSums<kSums, Traits::kSumsInShared>;
+    using Factors = typename Folded::Factors;
+
+    const ForwardTileScheduler<Traits> scheduler{context};
+    const ForwardScores<Traits> scores{context};
+    const ForwardEpilogue<Traits> epilogue{context};
+
+    // State of a consumer warp.
+    struct State : Position {
+        float s[2 * kUnitScores];  // scores, then probabilities; those of the earlier keys are first
+        float o[kSums];            // accumulator of P V of a segment
+        uint32_t p[kSteps][4];     // probabilities of a half, rounded
+        InvariantSoftmax<kUnit> softmax;
+        Folded folded;     // the segments that have ended
+        float inverse[2];  // the factors of the rows of the work tile that has ended,
+        bool writes;       // and whether this warp writes them
+    };
+    // Of a key tile: the last of the work tile; an edge tile; the absent units.
+    struct TileInfo {
+        bool last, edge;
+        uint32_t absent;
+    };
+
+    __device__ __forceinline__ explicit InvariantConsumer(const ForwardContext<Traits>& of_kernel) : Stages(of_kernel) {}
+
+    __device__ __forceinline__ void run() const {
+        State c{this->first_position()};
+        ScheduleCursor cursor{};
+        do {
+            c.q.wait_full();
+            const auto* work_tile = context.storage.work_tiles + c.slot;
+            const bool careful = work_tile->exact_maximum;
+            if (careful && work_tile->has_keys()) skip_stage(c, c.v);  // that without data
+            while (context.storage.work_tiles[c.slot].has_keys()) {
+                careful ? compute_carefully(c) : compute_work_tiles(c);
+                if (c.writes) write_rows(c);
+            }
+            cursor.exact_maximum = context.storage.work_tiles[c.slot].exact_maximum;
+            __syncwarp();
+            release(c, c.q.empty());
+            c.q.advance();
+            c.slot = Storage::next_slot(c.slot);
+            if (Traits::kTmaStore && c.thread.lane == 0) tma_store_wait<0>();  // recomputation writes the same rows again
+        } while (scheduler.start_recompute(cursor));
+    }
+
+private:
+    template <Half kHalf>
+    __device__ __forceinline__ static HalfScores& half(State& c) {
+        return *reinterpret_cast<HalfScores*>(c.s + kHalf * kUnitScores);
+    }
+    __device__ __forceinline__ float scale() const { return context.params.scale_log2; }
+    // The slot of the work tile that has ended.
+    __device__ __forceinline__ int ended_slot(const State& c) const { return Storage::previous_slot(c.slot); }
+    __device__ __forceinline__ void go_to_next_work_tile(State& c) const {
+        c.slot = Storage::next_slot(c.slot);
+        c.q.wait_full();
+    }
+
+    // Computes work tiles until one without key tiles for this group. The rows of the last one are then in c.o. It begins as if
+    // a work tile with P = 0 had come before, for whose values the producer provides a stage without data.
+    __device__ __forceinline__ void compute_work_tiles(State& c) const {
+        c.softmax.clear();
+        c.folded.clear();
+        clear(c.o);
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i)
+#pragma unroll
+            for (uint32_t& pair : c.p[i]) pair = 0;
+        wgmma_wait<0>();  // nothing is pending; without it the compiler adds a wait in the loop
+        c.v.wait_full();
+#pragma unroll 1
+        for (bool is_first = true; has_key_tiles(c); is_first = false) {
+            step<true>(c, !is_first);
+#pragma unroll 1
+            while (!c.last) step<false>(c, true);
+            go_to_next_work_tile(c);
+        }
+        issue_values<kEarlier>(c, true);
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.o);
+        release_v(c);
+        Factors factors;
+        finish_softmax(c, factors);
+        c.folded.fold_into(c.o, factors, sums_in_shared(c));
+    }
+
+    // kFirst: the tile is the first of a work tile. has_previous: P of the half before it is that of a work tile.
+    template <bool kFirst>
+    __device__ __forceinline__ void step(State& c, bool has_previous) const {
+        if constexpr (kFirst) {
+            begin_work_tile(c);
+        } else {
+            --c.tile;
+        }
+        wgmma_fence_operand(c.s);
+        issue_scores(c);
+        issue_values<kEarlier>(c, true);
+        const TileInfo tile_info = tile_info_of(c);
+        wgmma_wait<1>();
+        wgmma_fence_operand(c.s);
+        Factors factors;
+        if (kFirst && has_previous) finish_softmax(c, factors);
+        const bool ended = !kFirst && begins_segment((c.tile + 1) * kBlockN);  // a segment, with the tile before
+        if (ended) c.folded.end_segment(c.softmax, factors);
+        release_k(c, tile_info.last);
+        hide(c, tile_info);
+        float factor[2];
+        bool rescale = c.softmax.apply(half<kLater>(c), scale(), false, factor);
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.o);
+        release_v(c);
+        if constexpr (kFirst) {
+            if (has_previous) {
+                c.folded.fold_into(c.o, factors, sums_in_shared(c));
+                if (c.writes) write_rows(c);
+            }
+            skip_values(c);
+        } else if (ended) {
+            fold(c, factors);
+        } else if (rescale) {
+            multiply(c.o, factor);
+        }
+        round_probabilities<kLater>(c);
+        c.v.wait_full();
+        issue_values<kLater>(c, !kFirst);
+        rescale = c.softmax.apply(half<kEarlier>(c), scale(), false, factor);
+        if (!c.last) c.k.wait_full();  // here, while P V still runs: after it no product runs until the next step
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.o);
+        if (rescale) multiply(c.o, factor);
+        round_probabilities<kEarlier>(c);
+    }
+
+    // A work tile with rows whose sums leave their range under the fast way of the softmax: unit by unit, one thing after the
+    // other. It is rare, and the code for it should be short.
+    __device__ __forceinline__ void compute_carefully(State& c) const {
+        begin_work_tile(c);
+        skip_values(c);
+        c.softmax.clear();
+        c.folded.clear();
+        clear(c.o);
+        Factors factors;
+        while (true) {
+            c.v.wait_full();
+            const TileInfo tile_info = tile_info_of(c);
+#pragma unroll 1
+            for (int unit = 1; unit >= 0; --unit) careful_unit(c, unit, tile_info.absent, factors);
+            release_k(c, tile_info.last);
+            release_v(c);
+            if (c.last) break;
+            --c.tile;
+            c.k.wait_full();
+        }
+        go_to_next_work_tile(c);
+        finish_softmax(c, factors);
+        c.folded.fold_into(c.o, factors, sums_in_shared(c));
+    }
+    __device__ __forceinline__ void careful_unit(State& c, int unit, uint32_t absent, Factors& factors) const {
+        const uint32_t q = context.tiles.q(c.q.stage, c.thread.group), k = context.tiles.k(c.k.stage),
+                       v = context.tiles.v(c.v.stage);
+        const int first_key = c.tile * kBlockN + unit * kUnit;
+        HalfScores& s = half<kEarlier>(c);
+        wgmma_fence_operand(s);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < Traits::kHeadDim / 16; ++step)
+            Wgmma<T, kUnit>::template multiply_shared<false>(s, QTile::k_major_operand(q, step),
+                                                             KTile::k_major_operand(k, step, unit * kUnit), step > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_fence_operand(s);
+        if (begins_segment(first_key + kUnit)) {
+            c.folded.end_segment(c.softmax, factors);
+            fold(c, factors);
+        }
+        scores.mask_part(s, context.storage.work_tiles[c.slot], first_key, c.thread);
+        scores.hide_absent(s, absent >> unit * kSteps & ((1u << kSteps) - 1));
+        float factor[2];
+        if (c.softmax.apply(s, scale(), true, factor)) multiply(c.o, factor);
+        round_probabilities<kEarlier>(c);
+        wgmma_fence_operand(c.o);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(
+                c.o, c.p[step], VTile::mn_major_operand(v, unit * kSteps + step), true);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.o);
+    }
+
+    // When all scores of a work tile are complete: its LSE and the factors of its rows; the softmax begins anew.
+    __device__ __forceinline__ void finish_softmax(State& c, Factors& factors) const {
+        c.folded.end_segment(c.softmax, factors);
+        auto rows = c.folded.rows(c.softmax);
+        c.writes = epilogue.finish_softmax(rows, context.storage.work_tiles[ended_slot(c)], c.thread, c.inverse);
+        c.folded.clear_rows();
+        c.softmax.clear();
+    }
+    // After the last P V of a segment that is not the last one.
+    __device__ __forceinline__ void fold(State& c, const Factors& factors) const {
+        // A zero that the compiler does not know. One that it knows it would move through uniform registers.
+        const float zero = scale() - scale();
+        if (Traits::kTmaStore && Traits::kSumsInShared > 0)
+            ForwardEpilogue<Traits>::RowStore::wait_for_rows(c.thread.lane);  // they were in the same memory
+        c.folded.fold(c.o, factors, zero, sums_in_shared(c));
+    }
+    __device__ __forceinline__ uint32_t sums_in_shared(const State& c) const { return context.tiles.sums(c.thread.warp()); }
+    __device__ __forceinline__ void write_rows(State& c) const {
+        epilogue.write_rows(c.o, c.inverse, context.storage.work_tiles[ended_slot(c)], c.thread);
+    }
+
+    // Issues s = Q K^T.
+    __device__ __forceinline__ void issue_scores(State& c) const {
+        const uint32_t q = context.tiles.q(c.q.stage, c.thread.group), k = context.tiles.k(c.k.stage);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < Traits::kHeadDim / 16; ++step)
+            Wgmma<T, kBlockN>::template multiply_shared<false>(c.s, QTile::k_major_operand(q, step),
+                                                               KTile::k_major_operand(k, step), step > 0);
+        wgmma_commit();
+    }
+    // Issues o += P V of a half, or o = P V.
+    template <Half kHalf>
+    __device__ __forceinline__ void issue_values(State& c, bool accumulate) const {
+        const uint32_t v = context.tiles.v(c.v.stage);
+        wgmma_fence_operand(c.o);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(c.o, c.p[step],
+                                                                 VTile::mn_major_operand(v, kHalf * kSteps + step),
+                                                                 step > 0 || accumulate);
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ TileInfo tile_info_of(const State& c) const {
+        const GroupKeyTiles& of_group = key_tiles(c);
+        const uint32_t absent = word_of_stage(c);
+        return {c.tile == of_group.begin, c.tile < of_group.unmasked_begin || c.tile >= of_group.unmasked_end, absent};
+    }
+    __device__ __forceinline__ void hide(State& c, const TileInfo& tile_info) const {
+        if (tile_info.edge) scores.mask_part(c.s, context.storage.work_tiles[c.slot], c.tile * kBlockN, c.thread);
+        scores.hide_absent(c.s, tile_info.absent);
+    }
+    template <Half kHalf>
+    __device__ __forceinline__ void round_probabilities(State& c) const {
+        const HalfScores& s = half<kHalf>(c);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) c.p[step][i] = pack_pair(s[8 * step + 2 * i], s[8 * step + 2 * i + 1], T());
+    }
+
+    __device__ __forceinline__ static void clear(float (&sums)[kSums]) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+    }
+    __device__ __forceinline__ static void multiply(float (&sums)[kSums], const float (&factor)[2]) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sums[i] *= factor[i / 2 % 2];
+    }
+};
+
+}  // namespace libflash::cuda::sm90
