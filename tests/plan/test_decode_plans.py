@@ -209,7 +209,7 @@ def invariant_cases() -> list[Case]:
     own = {**any_splits, "splits": "16 ranges", "pipeline": "3 stages"}
     segments = {"rows": "invariant: segments of 512 keys, from 16384 on longer ones, version 2"}
     short = {"rows": "invariant: segments of 256 keys, version 2"}
-    prefill = "sequences of at least 32 query rows: prefill_sm90_bf16_d128, tile 128 queries x 64 keys"
+    prefill = "sequences of at least 32 query rows: prefill_sm90_bf16_d128, tile 128 queries x 128 keys"
     softcap = {"flags": abi.INVARIANT_ROWS, "softcap": 5.0}
     return [
         decode("H200", {**own, **segments, "launch": "attention: 512 "}, **flags),

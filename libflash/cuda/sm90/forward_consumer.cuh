@@ -18,7 +18,8 @@ template <class Traits>
 struct ForwardConsumer : ForwardConsumerStages<Traits> {
     using Stages = ForwardConsumerStages<Traits>;
     using Stages::context, Stages::key_tiles, Stages::has_key_tiles, Stages::begin_work_tile, Stages::skip_values;
-    using Stages::wait_for_next_k, Stages::word_of_stage, Stages::release, Stages::release_k, Stages::release_v, Stages::skip_stage;
+    using Stages::wait_for_next_k, Stages::word_of_stage, Stages::release, Stages::release_k, Stages::release_v,
+        Stages::skip_stage;
     using typename Stages::Position, typename Stages::Storage;
     using T = typename Traits::T;
     using WorkTile = ForwardWorkTile<Traits>;

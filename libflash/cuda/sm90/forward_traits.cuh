@@ -49,7 +49,7 @@ struct ForwardTraits {
     // Whether a consumer warpgroup without rows in a work tile skips it. This needs kSeparateFirstTile.
     static constexpr bool kSkipsWorkTiles = kSeparateFirstTile;
     // Whether the consumers look at the next tile before they wait for its scores, or after it. Only speed depends on it.
-    static constexpr bool kTileInfoBeforeWait = kHeadDim == 128 && !kInvariant;
+    static constexpr bool kTileInfoBeforeWait = kHeadDim == 128;
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     static constexpr int kStorageBytes = 3 * 1024;      // of these for ForwardSharedStorage and alignment

@@ -215,8 +215,8 @@ private:
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(
-                c.o, c.p[step], VTile::mn_major_operand(v, unit * kSteps + step), true);
+            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(c.o, c.p[step], VTile::mn_major_operand(v, unit * kSteps + step),
+                                                                 true);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
@@ -261,9 +261,8 @@ private:
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(c.o, c.p[step],
-                                                                 VTile::mn_major_operand(v, kHalf * kSteps + step),
-                                                                 step > 0 || accumulate);
+            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(
+                c.o, c.p[step], VTile::mn_major_operand(v, kHalf * kSteps + step), step > 0 || accumulate);
         wgmma_commit();
     }
 

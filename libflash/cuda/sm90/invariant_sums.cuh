@@ -88,8 +88,7 @@ struct InvariantSums {
             float x[4];
             load(x, memory, i);
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                add_scaled_to_last(x[e], segment[i + e], factors[e / 2].folded, factors[e / 2].added);
+            for (int e = 0; e < 4; ++e) add_scaled_to_last(x[e], segment[i + e], factors[e / 2].folded, factors[e / 2].added);
         }
         in_shared = false;
     }
