@@ -66,7 +66,7 @@ struct ForwardTraits {
         kTmaStore && kSpareBytes >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
     // Accumulators of a consumer thread that are in shared memory (invariant_sums.cuh): in the output tile of the warp, or, if
     // there is none, in its place.
-    static constexpr int kSumsInShared = kInvariant && kHeadDimV == 128 ? 16 : 0, kSumsOfWarpBytes = kSumsInShared * 4 * 32;
+    static constexpr int kSumsInShared = kInvariant && kHeadDimV > 64 ? 16 : 0, kSumsOfWarpBytes = kSumsInShared * 4 * 32;
     static_assert(!kTmaStore || kSumsOfWarpBytes <= OutTile::kBytes);
     static constexpr int kTileBytes = kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes +
                                       (kTmaStore ? kOutBytes : kConsumerWarps * kSumsOfWarpBytes);

@@ -1,8 +1,9 @@
 // The consumer warpgroups of the sm_90a prefill kernel for invariant rows, 64 query rows each: ForwardConsumer with the rule of
-// attention/invariant_softmax.cuh, whose units are halves of a key tile. Scores are computed for a whole tile. Then P of the
-// later half is made while P V of the half before it runs, which belongs to the previous tile; P of the earlier half while P V of
-// the later half runs; P V of the earlier half runs after the scores of the next tile. So P of one half is in registers at a
-// time, which leaves room for the second accumulator (invariant_sums.cuh).
+// attention/invariant_softmax.cuh, whose units are halves of a key tile. Scores are computed for a whole tile. Up to 96 channels
+// of V, P of a whole tile is in registers, and P V of the previous tile overlaps the softmax, as in ForwardConsumer. Above, the
+// second accumulator (invariant_sums.cuh) leaves room for P of one half. P of the later half is made while P V of the half before
+// it runs, which belongs to the previous tile; P of the earlier half while P V of the later half runs; P V of the earlier half
+// runs after the scores of the next tile.
 #pragma once
 
 #include "cuda/attention/invariant_segments.h"
@@ -28,6 +29,7 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     static constexpr int kBlockN = Traits::kBlockN, kUnit = kInvariantUnit, kSteps = kUnit / 16;
     static constexpr int kUnitScores = kUnit / 2, kSums = Traits::kHeadDimV / 2;
     static_assert(kBlockN == 2 * kUnit && kFirstSegment % kBlockN == 0 && !Traits::kSeparateFirstTile && Traits::kCache);
+    static constexpr bool kWholeTiles = kSums <= 48;  // P of a whole tile is in registers
     enum Half { kEarlier, kLater };
     using HalfScores = float[kUnitScores];
     using Folded = InvariantSums<kSums, Traits::kSumsInShared>;
@@ -37,16 +39,24 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     const ForwardScores<Traits> scores{context};
     const ForwardEpilogue<Traits> epilogue{context};
 
+    // Where P of a whole tile is in registers: what its P V does.
+    struct Pending {
+        bool accumulates;  // o += P V, otherwise o = P V
+        bool rescales;     // o is multiplied by `factor` between the halves
+        float factor[2];
+    };
     // State of a consumer warp.
     struct State : Position {
-        float s[2 * kUnitScores];  // scores, then probabilities; those of the earlier keys are first
-        float o[kSums];            // accumulator of P V of a segment
-        uint32_t p[kSteps][4];     // probabilities of a half, rounded
+        float s[2 * kUnitScores];                    // scores, then probabilities; those of the earlier keys are first
+        float o[kSums];                              // accumulator of P V of a segment
+        uint32_t p[kWholeTiles ? 2 : 1][kSteps][4];  // probabilities, rounded, of halves as in s, or of one half
         InvariantSoftmax<kUnit> softmax;
         Folded folded;     // the segments that have ended
         float inverse[2];  // the factors of the rows of the work tile that has ended,
         bool writes;       // and whether this warp writes them
+        std::conditional_t<kWholeTiles, Pending, Empty> pending;
     };
+    static constexpr int kNoTile = -1;  // State::tile before the first work tile
     // Of a key tile: the last of the work tile; an edge tile; the absent units.
     struct TileInfo {
         bool last, edge;
@@ -60,14 +70,12 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
         ScheduleCursor cursor{};
         do {
             c.q.wait_full();
-            const auto* work_tile = context.storage.work_tiles + c.slot;
-            const bool careful = work_tile->exact_maximum;
-            if (careful && work_tile->has_keys()) skip_stage(c, c.v);  // that without data
+            if (is_careful(c) && context.storage.work_tiles[c.slot].has_keys()) skip_stage(c, c.v);  // that without data
             while (context.storage.work_tiles[c.slot].has_keys()) {
-                careful ? compute_carefully(c) : compute_work_tiles(c);
+                is_careful(c) ? compute_carefully(c) : compute_work_tiles(c);
                 if (c.writes) write_rows(c);
             }
-            cursor.exact_maximum = context.storage.work_tiles[c.slot].exact_maximum;
+            cursor.exact_maximum = is_careful(c);
             __syncwarp();
             release(c, c.q.empty());
             c.q.advance();
@@ -77,10 +85,14 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     }
 
 private:
+    // Where P of a half is.
+    __device__ __forceinline__ static constexpr int place_of(Half half) { return kWholeTiles ? half : 0; }
     template <Half kHalf>
     __device__ __forceinline__ static HalfScores& half(State& c) {
         return *reinterpret_cast<HalfScores*>(c.s + kHalf * kUnitScores);
     }
+    // Whether the work tile is one that is computed again.
+    __device__ __forceinline__ bool is_careful(const State& c) const { return context.storage.work_tiles[c.slot].exact_maximum; }
     __device__ __forceinline__ float scale() const { return context.params.scale_log2; }
     // The slot of the work tile that has ended.
     __device__ __forceinline__ int ended_slot(const State& c) const { return Storage::previous_slot(c.slot); }
@@ -96,19 +108,23 @@ private:
         c.folded.clear();
         clear(c.o);
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i)
+        for (auto& of_half : c.p)
 #pragma unroll
-            for (uint32_t& pair : c.p[i]) pair = 0;
+            for (auto& fragment : of_half)
+#pragma unroll
+                for (uint32_t& pair : fragment) pair = 0;
+        if constexpr (kWholeTiles) c.pending.accumulates = true, c.pending.rescales = false;
         wgmma_wait<0>();  // nothing is pending; without it the compiler adds a wait in the loop
         c.v.wait_full();
+        c.tile = kNoTile;
 #pragma unroll 1
-        for (bool is_first = true; has_key_tiles(c); is_first = false) {
-            step<true>(c, !is_first);
+        while (has_key_tiles(c)) {
+            step<true>(c);
 #pragma unroll 1
-            while (!c.last) step<false>(c, true);
+            while (!c.last) step<false>(c);
             go_to_next_work_tile(c);
         }
-        issue_values<kEarlier>(c, true);
+        issue_last_values(c);
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
         release_v(c);
@@ -117,9 +133,10 @@ private:
         c.folded.fold_into(c.o, factors, sums_in_shared(c));
     }
 
-    // kFirst: the tile is the first of a work tile. has_previous: P of the half before it is that of a work tile.
+    // kFirst: the tile is the first of a work tile.
     template <bool kFirst>
-    __device__ __forceinline__ void step(State& c, bool has_previous) const {
+    __device__ __forceinline__ void step(State& c) const {
+        [[maybe_unused]] const bool has_previous = c.tile != kNoTile;
         if constexpr (kFirst) {
             begin_work_tile(c);
         } else {
@@ -127,9 +144,9 @@ private:
         }
         wgmma_fence_operand(c.s);
         issue_scores(c);
-        issue_values<kEarlier>(c, true);
+        issue_last_values(c);
         const TileInfo tile_info = tile_info_of(c);
-        wgmma_wait<1>();
+        wgmma_wait<kWholeTiles ? 2 : 1>();
         wgmma_fence_operand(c.s);
         Factors factors;
         if (kFirst && has_previous) finish_softmax(c, factors);
@@ -138,7 +155,12 @@ private:
         release_k(c, tile_info.last);
         hide(c, tile_info);
         float factor[2];
-        bool rescale = c.softmax.apply(half<kLater>(c), scale(), false, factor);
+        const bool rescale = c.softmax.apply(half<kLater>(c), scale(), false, factor);
+        if constexpr (kWholeTiles) {
+            c.pending.rescales = c.softmax.apply(half<kEarlier>(c), scale(), false, c.pending.factor);
+            c.pending.accumulates = !kFirst;
+            wait_for_k_unless_last(c);
+        }
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
         release_v(c);
@@ -154,14 +176,40 @@ private:
             multiply(c.o, factor);
         }
         round_probabilities<kLater>(c);
-        c.v.wait_full();
-        issue_values<kLater>(c, !kFirst);
-        rescale = c.softmax.apply(half<kEarlier>(c), scale(), false, factor);
-        if (!c.last) c.k.wait_full();  // here, while P V still runs: after it no product runs until the next step
+        if constexpr (kWholeTiles) {
+            round_probabilities<kEarlier>(c);
+        } else {
+            c.v.wait_full();
+            issue_values<kLater>(c, !kFirst);
+            attend_to_earlier_half(c);
+        }
+    }
+    // While P V of the later half runs.
+    __device__ __forceinline__ void attend_to_earlier_half(State& c) const {
+        float factor[2];
+        const bool rescale = c.softmax.apply(half<kEarlier>(c), scale(), false, factor);
+        wait_for_k_unless_last(c);
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
         if (rescale) multiply(c.o, factor);
         round_probabilities<kEarlier>(c);
+    }
+    // Issues the P V of the previous tile that have not been issued.
+    __device__ __forceinline__ void issue_last_values(State& c) const {
+        if constexpr (kWholeTiles) {
+            c.v.wait_full();
+            issue_values<kLater>(c, c.pending.accumulates);
+            if (__builtin_expect(c.pending.rescales, false)) {
+                wgmma_wait<0>();
+                wgmma_fence_operand(c.o);
+                multiply(c.o, c.pending.factor);
+            }
+        }
+        issue_values<kEarlier>(c, true);
+    }
+    // While P V still runs: after it no product runs until the next step.
+    __device__ __forceinline__ void wait_for_k_unless_last(State& c) const {
+        if (!c.last) c.k.wait_full();
     }
 
     // A work tile with rows whose sums leave their range under the fast way of the softmax: unit by unit, one thing after the
@@ -215,8 +263,8 @@ private:
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(c.o, c.p[step], VTile::mn_major_operand(v, unit * kSteps + step),
-                                                                 true);
+            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(c.o, c.p[0][step],
+                                                                 VTile::mn_major_operand(v, unit * kSteps + step), true);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
@@ -262,7 +310,7 @@ private:
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
             Wgmma<T, Traits::kHeadDimV>::template multiply<true>(
-                c.o, c.p[step], VTile::mn_major_operand(v, kHalf * kSteps + step), step > 0 || accumulate);
+                c.o, c.p[place_of(kHalf)][step], VTile::mn_major_operand(v, kHalf * kSteps + step), step > 0 || accumulate);
         wgmma_commit();
     }
 
@@ -281,7 +329,8 @@ private:
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) c.p[step][i] = pack_pair(s[8 * step + 2 * i], s[8 * step + 2 * i + 1], T());
+            for (int i = 0; i < 4; ++i)
+                c.p[place_of(kHalf)][step][i] = pack_pair(s[8 * step + 2 * i], s[8 * step + 2 * i + 1], T());
     }
 
     __device__ __forceinline__ static void clear(float (&sums)[kSums]) {
