@@ -64,9 +64,10 @@ struct ForwardTraits {
         kStages + (kStages == 2 && kSpareBytes >= (kTmaStore ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
     static constexpr int kQStages =
         kTmaStore && kSpareBytes >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
-    // Accumulators of a consumer thread that are in shared memory (invariant_sums.cuh): in the output tile of the warp, or, if
-    // there is none, in its place.
-    static constexpr int kSumsInShared = kInvariant && kHeadDimV > 64 ? 16 : 0, kSumsOfWarpBytes = kSumsInShared * 4 * 32;
+    // Invariant rows: accumulators of a consumer thread that are in shared memory (invariant_sums.cuh), in the output tile of the
+    // warp, or, if there is none, in its place, where there is less memory.
+    static constexpr int kSumsInShared = !kInvariant || kHeadDimV <= 64 ? 0 : (kHeadDimV == 128 && kTmaStore ? 32 : 16),
+                         kSumsOfWarpBytes = kSumsInShared * 4 * 32;
     static_assert(!kTmaStore || kSumsOfWarpBytes <= OutTile::kBytes);
     static constexpr int kTileBytes = kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes +
                                       (kTmaStore ? kOutBytes : kConsumerWarps * kSumsOfWarpBytes);

@@ -29,7 +29,7 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     static constexpr int kBlockN = Traits::kBlockN, kUnit = kInvariantUnit, kSteps = kUnit / 16;
     static constexpr int kUnitScores = kUnit / 2, kSums = Traits::kHeadDimV / 2;
     static_assert(kBlockN == 2 * kUnit && kFirstSegment % kBlockN == 0 && !Traits::kSeparateFirstTile && Traits::kCache);
-    static constexpr bool kWholeTiles = kSums <= 48;  // P of a whole tile is in registers
+    static constexpr bool kWholeTiles = kSums - Traits::kSumsInShared <= 32;  // P of a whole tile is in registers
     enum Half { kEarlier, kLater };
     using HalfScores = float[kUnitScores];
     using Folded = InvariantSums<kSums, Traits::kSumsInShared>;
