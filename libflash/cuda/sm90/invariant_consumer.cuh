@@ -43,7 +43,9 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     struct Pending {
         bool accumulates;  // o += P V, otherwise o = P V
         bool rescales;     // o is multiplied by `factor` between the halves
+        bool folds;        // before, o is folded, a segment that ended with the tile before
         float factor[2];
+        Factors of_segment;
     };
     // State of a consumer warp.
     struct State : Position {
@@ -113,7 +115,7 @@ private:
             for (auto& fragment : of_half)
 #pragma unroll
                 for (uint32_t& pair : fragment) pair = 0;
-        if constexpr (kWholeTiles) c.pending.accumulates = true, c.pending.rescales = false;
+        if constexpr (kWholeTiles) c.pending.accumulates = true, c.pending.rescales = c.pending.folds = false;
         wgmma_wait<0>();  // nothing is pending; without it the compiler adds a wait in the loop
         c.v.wait_full();
         c.tile = kNoTile;
@@ -145,13 +147,13 @@ private:
         wgmma_fence_operand(c.s);
         issue_scores(c);
         issue_last_values(c);
+        const bool ended = !kFirst && begins_segment((c.tile + 1) * kBlockN);  // a segment, with the tile before
+        [[maybe_unused]] Factors factors;
+        if (ended) c.folded.end_segment(c.softmax, of_ended_segment(c, factors));
         const TileInfo tile_info = tile_info_of(c);
         wgmma_wait<kWholeTiles ? 2 : 1>();
         wgmma_fence_operand(c.s);
-        Factors factors;
         if (kFirst && has_previous) finish_softmax(c, factors);
-        const bool ended = !kFirst && begins_segment((c.tile + 1) * kBlockN);  // a segment, with the tile before
-        if (ended) c.folded.end_segment(c.softmax, factors);
         release_k(c, tile_info.last);
         hide(c, tile_info);
         float factor[2];
@@ -159,6 +161,7 @@ private:
         if constexpr (kWholeTiles) {
             c.pending.rescales = c.softmax.apply(half<kEarlier>(c), scale(), false, c.pending.factor);
             c.pending.accumulates = !kFirst;
+            c.pending.folds = ended;
             wait_for_k_unless_last(c);
         }
         wgmma_wait<0>();
@@ -171,7 +174,7 @@ private:
             }
             skip_values(c);
         } else if (ended) {
-            fold(c, factors);
+            if constexpr (!kWholeTiles) fold(c, factors);
         } else if (rescale) {
             multiply(c.o, factor);
         }
@@ -182,6 +185,15 @@ private:
             c.v.wait_full();
             issue_values<kLater>(c, !kFirst);
             attend_to_earlier_half(c);
+        }
+    }
+    // Where the factors of a segment that has ended are: P of a whole tile is multiplied after the scores of the next tile have
+    // been issued, so until then o is not folded.
+    __device__ __forceinline__ static Factors& of_ended_segment(State& c, [[maybe_unused]] Factors& of_step) {
+        if constexpr (kWholeTiles) {
+            return c.pending.of_segment;
+        } else {
+            return of_step;
         }
     }
     // While P V of the later half runs.
@@ -197,6 +209,7 @@ private:
     // Issues the P V of the previous tile that have not been issued.
     __device__ __forceinline__ void issue_last_values(State& c) const {
         if constexpr (kWholeTiles) {
+            if (c.pending.folds) fold(c, c.pending.of_segment);
             c.v.wait_full();
             issue_values<kLater>(c, c.pending.accumulates);
             if (__builtin_expect(c.pending.rescales, false)) {
