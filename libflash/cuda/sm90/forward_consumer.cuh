@@ -145,7 +145,7 @@ private:
         const TileInfo tile_info = tile_info_of(c);
         wgmma_wait<0>();
         wgmma_fence_operand(c.s);
-        release_k(c, tile_info.last);
+        release_k(c, tile_info);
         float factor[2];
         softmax_step(c, tile_info, factor);
         skip_values(c);
@@ -181,7 +181,7 @@ private:
         wgmma_fence_operand(c.s);
         if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot));
         if constexpr (!Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
-        release_k(c, tile_info.last);
+        release_k(c, tile_info);
         float factor[2];
         const bool rescale = softmax_step(c, tile_info, factor);
         if (!c.last) wait_for_next_k(c);  // here, while P V still runs: after it no product runs until the next step
@@ -276,7 +276,8 @@ private:
     // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
     __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, float (&factor)[2]) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
-        const bool scaled = tile_info.exact_maximum;  // in advance
+        // In advance. The first condition always holds; without it the compiler chooses other registers.
+        const bool scaled = !Traits::kInvariant && tile_info.exact_maximum;
         scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled);
         if constexpr (Traits::kCache) scores.hide_absent(c.s, tile_info.absent);
         const bool take_maximum = tile_info.edge || tile_info.exact_maximum;

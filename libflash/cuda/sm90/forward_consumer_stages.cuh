@@ -72,10 +72,11 @@ struct ForwardConsumerStages {
         if (c.thread.lane == 0) empty.arrive();
     }
     // Releases K of the tile; after the last tile of the work tile, also Q.
-    __device__ __forceinline__ void release_k(Position& c, bool last) const {
+    template <class TileInfo>
+    __device__ __forceinline__ void release_k(Position& c, const TileInfo& tile_info) const {
         release(c, c.k.empty());
         c.k.advance();
-        c.last = last;
+        c.last = tile_info.last;
         if (!c.last) return;
         release(c, c.q.empty());
         c.q.advance();

@@ -154,7 +154,7 @@ private:
         wgmma_wait<kWholeTiles ? 2 : 1>();
         wgmma_fence_operand(c.s);
         if (kFirst && has_previous) finish_softmax(c, factors);
-        release_k(c, tile_info.last);
+        release_k(c, tile_info);
         hide(c, tile_info);
         float factor[2];
         const bool rescale = c.softmax.apply(half<kLater>(c), scale(), false, factor);
@@ -239,7 +239,7 @@ private:
             const TileInfo tile_info = tile_info_of(c);
 #pragma unroll 1
             for (int unit = 1; unit >= 0; --unit) careful_unit(c, unit, tile_info.absent, factors);
-            release_k(c, tile_info.last);
+            release_k(c, tile_info);
             release_v(c);
             if (c.last) break;
             --c.tile;
