@@ -1,9 +1,7 @@
 // The consumer warpgroups of the sm_90a prefill kernel for invariant rows, 64 query rows each: ForwardConsumer with the rule of
-// attention/invariant_softmax.cuh, whose units are halves of a key tile. Scores are computed for a whole tile. Up to 96 channels
-// of V, P of a whole tile is in registers, and P V of the previous tile overlaps the softmax, as in ForwardConsumer. Above, the
-// second accumulator (invariant_sums.cuh) leaves room for P of one half. P of the later half is made while P V of the half before
-// it runs, which belongs to the previous tile; P of the earlier half while P V of the later half runs; P V of the earlier half
-// runs after the scores of the next tile.
+// attention/invariant_softmax.cuh, whose units are halves of a key tile. Scores are computed for a whole tile, and P V of the
+// previous tile overlaps the softmax. Where registers are short, P of one half is in them at a time (kWholeTiles is false): it is
+// made while P V of the half before it runs, and P V of the earlier half runs after the scores of the next tile.
 #pragma once
 
 #include "cuda/attention/invariant_segments.h"
