@@ -215,6 +215,9 @@ def invariant_cases() -> list[Case]:
         decode("H200", {**own, **segments, "launch": "attention: 512 "}, **flags),
         decode("H200", {**any_splits, "splits": "32 ranges", **short}, split_size=256, **flags),
         decode("A100", kernel(f"{large}_small", "invariant rows", "16x64", splits="16 ranges"), **flags),
+        # Many short sequences: a thread block has all segments of its rows.
+        Case("H200", "decode", (tensor(64, 1, 32, 128), *[tensor(64, 1024, 8, 128)] * 2), flags,
+             {**any_splits, **segments, "splits": "1 (keys", "launch": "attention: 512 "}),
         # 32 segments of 512 keys, 16 of 1024, 2048, 4096 and 8192, then 3 of 16384.
         Case("H200", "decode", (tensor(1, 1, 32, 128), long_cache, long_cache), flags,
              {**any_splits, "splits": "99 ranges"}),

@@ -151,7 +151,7 @@ struct Call {
     }
 
     // Returns how many rows are those of the prefill kernel.
-    int run(int fewest, Results& results) {
+    int run(int fewest, Results& results, int multiprocessors) {
         const DecodeProblem p = problem();
         cuda::Kernel kernel, prefill_kernel;
         kernel.config = DecodeKernel::config, kernel.decode = launch_decode<DecodeKernel>;
@@ -169,6 +169,7 @@ struct Call {
             }
         }
         if (prefill.name && !prefill.plan.invariant) std::printf("WRONG instance of prefill\n"), std::exit(1);
+        device.multiprocessors = multiprocessors;  // for the choice of splits
         const cuda::DecodePlan plan = sm80::plan_decode(kernel, p, device, prefill);
         if (plan.instance.number != static_cast<int>(DecodeKind::invariant)) std::printf("WRONG instance\n"), std::exit(1);
         std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
@@ -188,8 +189,9 @@ struct Call {
     }
 };
 
-int run(const Inputs& x, const std::vector<Chunk>& chunks, int page, int fewest, Results& results) {
-    return Call(x, chunks, page).run(fewest, results);
+// With 132 multiprocessors each thread block has a segment.
+int run(const Inputs& x, const std::vector<Chunk>& chunks, int page, int fewest, Results& results, int multiprocessors = 132) {
+    return Call(x, chunks, page).run(fewest, results, multiprocessors);
 }
 
 // Prints whether rows have the same bits; `step`: only every so many rows are compared.
@@ -248,6 +250,9 @@ bool check(const Case& c) {
     Results wanted(x), got(x);
     run(x, all, page, 0, wanted);
     bool good = is_exact(x, wanted);
+    run(x, all, page, 0, got, 1);
+    good &= same("segments together", x, got, wanted, 0);
+    got = Results(x);
     if (!c.causal) {  // other chunks see other keys
         const int by_prefill = run(x, all, 16, 4, got);
         return same("one call", x, got, wanted, by_prefill) && by_prefill > 0 && good;
