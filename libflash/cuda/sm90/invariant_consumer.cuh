@@ -5,6 +5,8 @@
 #pragma once
 
 #include "cuda/attention/invariant_segments.h"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/uniform.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward_consumer_stages.cuh"
 #include "cuda/sm90/forward_epilogue.cuh"
@@ -40,7 +42,7 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     // Where P of a whole tile is in registers: what its P V does.
     struct Pending {
         bool accumulates;  // o += P V, otherwise o = P V
-        bool rescales;     // o is multiplied by `factor` between the halves
+        bool rescales;     // o is multiplied by `factor` between the halves; the same for the warpgroup
         bool folds;        // before, o is folded, a segment that ended with the tile before
         float factor[2];
         Factors of_segment;
@@ -56,6 +58,7 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
         bool writes;       // and whether this warp writes them
         std::conditional_t<kWholeTiles, Pending, Empty> pending;
     };
+    static constexpr int kVotes = 1;    // named barrier of the first warpgroup
     static constexpr int kNoTile = -1;  // State::tile before the first work tile
     // Of a key tile: the last of the work tile; an edge tile; the absent units.
     struct TileInfo {
@@ -157,7 +160,9 @@ private:
         float factor[2];
         const bool rescale = c.softmax.apply(half<kLater>(c), scale(), false, factor);
         if constexpr (kWholeTiles) {
-            c.pending.rescales = c.softmax.apply(half<kEarlier>(c), scale(), false, c.pending.factor);
+            const bool rescales = c.softmax.apply(half<kEarlier>(c), scale(), false, c.pending.factor);
+            // The warps of a warpgroup must agree, for they wait for products together.
+            c.pending.rescales = uniform(named_barrier_or(kVotes + c.thread.group, 128, rescales));
             c.pending.accumulates = !kFirst;
             c.pending.folds = ended;
             wait_for_k_unless_last(c);
