@@ -42,7 +42,7 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     // Where P of a whole tile is in registers: what its P V does.
     struct Pending {
         bool accumulates;  // o += P V, otherwise o = P V
-        bool rescales;     // o is multiplied by `factor` between the halves; the same for the warpgroup
+        bool rescales;     // o is multiplied by `factor` between the halves
         bool folds;        // before, o is folded, a segment that ended with the tile before
         float factor[2];
         Factors of_segment;
@@ -160,9 +160,7 @@ private:
         float factor[2];
         const bool rescale = c.softmax.apply(half<kLater>(c), scale(), false, factor);
         if constexpr (kWholeTiles) {
-            const bool rescales = c.softmax.apply(half<kEarlier>(c), scale(), false, c.pending.factor);
-            // The warps of a warpgroup must agree, for they wait for products together.
-            c.pending.rescales = uniform(named_barrier_or(kVotes + c.thread.group, 128, rescales));
+            c.pending.rescales = c.softmax.apply(half<kEarlier>(c), scale(), false, c.pending.factor);
             c.pending.accumulates = !kFirst;
             c.pending.folds = ended;
             wait_for_k_unless_last(c);
@@ -214,8 +212,10 @@ private:
         if constexpr (kWholeTiles) {
             if (c.pending.folds) fold(c, c.pending.of_segment);
             c.v.wait_full();
+            // The warps of a warpgroup must agree, for they wait for products together.
+            const bool rescales = uniform(named_barrier_or(kVotes + c.thread.group, 128, c.pending.rescales));
             issue_values<kLater>(c, c.pending.accumulates);
-            if (__builtin_expect(c.pending.rescales, false)) {
+            if (__builtin_expect(rescales, false)) {
                 wgmma_wait<0>();
                 wgmma_fence_operand(c.o);
                 multiply(c.o, c.pending.factor);
