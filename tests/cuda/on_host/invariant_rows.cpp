@@ -172,6 +172,8 @@ struct Call {
         device.multiprocessors = multiprocessors;  // for the choice of splits
         const cuda::DecodePlan plan = sm80::plan_decode(kernel, p, device, prefill);
         if (plan.instance.number != static_cast<int>(DecodeKind::invariant)) std::printf("WRONG instance\n"), std::exit(1);
+        const bool together = multiprocessors == 1 && capacity <= 2048;  // of all segments
+        if (!prefill.name && (plan.splits == 1) != together) std::printf("WRONG splits\n"), std::exit(1);
         std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
         char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
         cuda::decode(kernel, p, plan, workspace, nullptr);
