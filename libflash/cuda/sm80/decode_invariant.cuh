@@ -34,7 +34,9 @@ struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
     // After the memory of decode: the scores of a tile. The rows are apart so that the lanes of a warp access different banks.
     static constexpr int kScoreRow = kTileK + 8;
     static constexpr int kSharedBytes = Base::kSharedBytes + kDecodeSlab * kScoreRow * static_cast<int>(sizeof(float));
-    static constexpr int kMinBlocks = decode_blocks_at_once(kSharedBytes, 227 * 1024, kThreads);
+    // With few channels there are registers for three.
+    static constexpr int kMinBlocks =
+        decode_blocks_at_once(kSharedBytes, 227 * 1024, kThreads, (kHeadDim <= 64 ? 3 : 2) * kThreads);
     static_assert(Base::kSharedBytes % 16 == 0);
 
     Softmax softmax;
