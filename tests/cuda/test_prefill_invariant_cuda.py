@@ -87,9 +87,10 @@ def test_prefill_has_the_bits_of_decode(kernel: dict, page: int, option: str) ->
 
 
 @every_kernel
-@pytest.mark.parametrize("scale", [8, 60])
+@pytest.mark.parametrize("scale", [8, 20, 60])
 def test_large_scores(kernel: dict, scale: float) -> None:
-    """Sums that leave the range under a kept maximum: work tiles that prefill computes again, tiles that decode repeats."""
+    """Sums beyond the limit, by which kept maxima are raised between units (20), and beyond the range: work tiles that prefill
+    computes again, tiles that decode repeats (60)."""
     step = Filled(kernel, 16, scale)
     assert_same(step.call(all_rows()), step.call(all_rows(), backend="sm80"))
 

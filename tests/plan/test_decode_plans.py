@@ -209,12 +209,15 @@ def invariant_cases() -> list[Case]:
     own = {**any_splits, "splits": "16 ranges", "pipeline": "3 stages"}
     segments = {"rows": "invariant: segments of 512 keys, from 16384 on longer ones, version 2"}
     short = {"rows": "invariant: segments of 256 keys, version 2"}
-    prefill = "sequences of at least 32 query rows: prefill_sm90_bf16_d128, tile 128 queries x 64 keys"
+    prefill = "sequences of at least 32 query rows: prefill_sm90_bf16_d128, tile 128 queries x 128 keys"
     softcap = {"flags": abi.INVARIANT_ROWS, "softcap": 5.0}
     return [
         decode("H200", {**own, **segments, "launch": "attention: 512 "}, **flags),
         decode("H200", {**any_splits, "splits": "32 ranges", **short}, split_size=256, **flags),
         decode("A100", kernel(f"{large}_small", "invariant rows", "16x64", splits="16 ranges"), **flags),
+        # Many short sequences: a thread block has all segments of its rows.
+        Case("H200", "decode", (tensor(64, 1, 32, 128), *[tensor(64, 1024, 8, 128)] * 2), flags,
+             {**any_splits, **segments, "splits": "1 (keys", "launch": "attention: 512 "}),
         # 32 segments of 512 keys, 16 of 1024, 2048, 4096 and 8192, then 3 of 16384.
         Case("H200", "decode", (tensor(1, 1, 32, 128), long_cache, long_cache), flags,
              {**any_splits, "splits": "99 ranges"}),

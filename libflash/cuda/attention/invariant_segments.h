@@ -16,7 +16,7 @@ namespace libflash::cuda {
 
 // Of this rule and of that of invariant_softmax.cuh; `explain` names it.
 constexpr int kInvariantVersion = 2;
-// Keys whose scores are compared with the kept maximum together: a key tile of the kernels.
+// Keys whose scores are compared with the kept maximum together: a key tile of decode, half of one of prefill.
 constexpr int kInvariantUnit = 64;
 
 // Short sequences have short segments, so that a single one has enough of them for a GPU. From kSegmentGrowth keys on segments
@@ -37,7 +37,7 @@ LIBFLASH_HOST_DEVICE inline bool begins_segment(int key) {
     int size = kFirstSegment;
     for (int next = kSegmentGrowth / kSegmentsOfLength; next <= kLastSegment; next *= 2)
         if (key / kSegmentsOfLength >= next) size = next;
-    return key % size == 0;
+    return (key & (size - 1)) == 0;  // sizes are powers of two
 }
 
 // How many segments `keys` keys have.

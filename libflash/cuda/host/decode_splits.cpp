@@ -70,6 +70,13 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
     return sizes.problem.cache.paged() && pays ? DecodeSplits{2 * splits, 2} : DecodeSplits{splits, 1};
 }
 
+// Invariant rows: whether each thread block has all segments of its rows, which changes no bit. There is nothing to be folded by
+// another kernel then. Of long sequences the thread blocks of a partial last wave would work for too long.
+bool has_segments_together(const DecodeSizes& sizes) {
+    constexpr int64_t kMostTiles = 32;
+    return ceil_div(sizes.visible_keys(), sizes.config.tile_k) <= kMostTiles && sizes.unsplit_blocks() >= sizes.blocks_at_once();
+}
+
 }  // namespace
 
 // Every sequence with rows has at most one tile more than full ones. With segments a short one has as many thread
@@ -129,6 +136,7 @@ DecodeSplits choose_splits(const DecodeSizes& sizes) {
     if (requested == 0 && request.num_splits == 0 && !sizes.has_segments()) return of_bounded_length(fastest(sizes));
     // Shorter splits, too, begin at multiples of a size that does not depend on the rest of the batch.
     const int64_t split_size = std::min(requested, sizes.longest_split(1));
+    if (sizes.has_segments() && has_segments_together(sizes)) return {1, 1, split_size};
     const int64_t ranges = split_size > 0         ? ceil_div(problem.cache.capacity, split_size)
                            : sizes.has_segments() ? segments_of(problem.cache.capacity)
                                                   : request.num_splits;

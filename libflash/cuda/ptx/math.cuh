@@ -18,20 +18,20 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// sum = sum * of_sum + x * of_x, of which the first product is rounded; then x = 0. Both stay in their registers, as accumulators
-// of wgmma must: from plain code the compiler makes copies for which it serialises the products.
-__device__ __forceinline__ void add_scaled_and_clear(float& sum, float& x, float of_sum, float of_x) {
+// sum = sum * of_sum + x * of_x, of which the first product is rounded; then x = zero. Both stay in their registers, as
+// accumulators of wgmma must: from plain code the compiler makes copies for which it serialises the products.
+__device__ __forceinline__ void add_scaled_and_clear(float& sum, float& x, float of_sum, float of_x, float zero) {
     asm volatile(
         "{\n"
         ".reg .f32 product;\n"
         "mul.rn.f32 product, %0, %2;\n"
         "fma.rn.f32 %0, %1, %3, product;\n"
-        "mov.f32 %1, 0f00000000;\n"
+        "mov.f32 %1, %4;\n"
         "}"
         : "+f"(sum), "+f"(x)
-        : "f"(of_sum), "f"(of_x));
+        : "f"(of_sum), "f"(of_x), "f"(zero));
 }
-// The same, but the result goes to x, and sum = 0.
+// The same, but the result goes to x, and sum = 0 then.
 __device__ __forceinline__ void add_scaled_to_last(float& sum, float& x, float of_sum, float of_x) {
     asm volatile(
         "{\n"

@@ -1,8 +1,9 @@
 // Decode of invariant rows: the bits of a row are those of the prefill kernel of sm90, however many rows a call has. A thread
-// block has up to 16 query rows of a key head and a segment of the keys. Its warps multiply 16 keys of a tile each and exchange
-// the scores through shared memory; then each has those of all keys of the tile, as a warp of the prefill kernel has them, and
-// adds P V of a part of the channels. So every sum has the order of the prefill kernel: tiles from the last to the first, the
-// keys of a tile ascending, in one accumulator. fold_segments.cuh adds the segments; invariant_softmax.cuh has the rule of a row.
+// block has up to 16 query rows of a key head and a segment of the keys, or all segments where sequences are short. Its warps
+// multiply 16 keys of a tile each and exchange the scores through shared memory; then each has those of all keys of the tile, as
+// a warp of the prefill kernel has them, and adds P V of a part of the channels. So every sum has the order of that kernel:
+// tiles from the last to the first, the keys of a tile ascending, in one accumulator. Segments are folded here or by
+// fold_segments.cuh; invariant_softmax.cuh has the rule of a row.
 #pragma once
 
 #include "cuda/attention/invariant_segments.h"
@@ -33,17 +34,23 @@ struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
     // After the memory of decode: the scores of a tile. The rows are apart so that the lanes of a warp access different banks.
     static constexpr int kScoreRow = kTileK + 8;
     static constexpr int kSharedBytes = Base::kSharedBytes + kDecodeSlab * kScoreRow * static_cast<int>(sizeof(float));
-    static constexpr int kMinBlocks = decode_blocks_at_once(kSharedBytes, 227 * 1024, kThreads);
+    // With few channels there are registers for three.
+    static constexpr int kMinBlocks =
+        decode_blocks_at_once(kSharedBytes, 227 * 1024, kThreads, (kHeadDim <= 64 ? 3 : 2) * kThreads);
     static_assert(Base::kSharedBytes % 16 == 0);
 
     Softmax softmax;
     typename Values::Sums o;  // the warp's channels
+    // Of the segments that have ended, where the thread block has all segments (params.splits is 1).
+    typename Values::Sums folded_o;
+    InvariantFold folded[2];
 
     __device__ __forceinline__ InvariantDecode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
         : Base(p, memory, tile) {}
 
-    // Splits are segments.
+    // Splits are segments, unless there is one split.
     __device__ __forceinline__ static void take_segment(Range& range, const DecodeParams& p, int split) {
+        if (p.splits == 1) return;
         const int64_t begin = p.segment > 0 ? int64_t{split} * p.segment : begin_of_segment(split),
                       end = p.segment > 0 ? begin + p.segment : begin_of_segment(split + 1);
         range.first = static_cast<int>(max(begin, int64_t{range.first}));
@@ -55,7 +62,7 @@ struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
+            for (int e = 0; e < 4; ++e) o[n][e] = folded_o[n][e] = 0.0f;
         if (range.first < range.last) loop_over_keys(range, KeyLocations(params.cache, work_tile.batch));
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -132,7 +139,28 @@ private:
             }
     }
 
+    // Whether a segment ended with the tile before, and the next one is that of this thread block, too.
+    __device__ __forceinline__ bool ended_segment(int first_key) const {
+        if (params.splits > 1) return false;
+        const int end = first_key + kTileK;
+        return params.segment > 0 ? end % params.segment == 0 : begins_segment(end);
+    }
+    __device__ __forceinline__ void fold() {
+        InvariantFold::Factors factors[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) factors[r] = folded[r].add(softmax.kept_maximum[r], quad_sum(softmax.sum[r]));
+        softmax.begin_segment();
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                folded_o[n][e] = factors[e / 2].of(folded_o[n][e], o[n][e]);
+                o[n][e] = 0.0f;
+            }
+    }
+
     __device__ __forceinline__ void attend(int stage, int first_key, const Range& range) {
+        if (ended_segment(first_key)) fold();
         share_scores(stage, first_key, range);
         __syncthreads();  // the scores, and the values of all warps
         typename Softmax::Scores p;
@@ -177,13 +205,14 @@ private:
                     make_float2(o[n][2 * r], o[n][2 * r + 1]);
             return;
         }
-        InvariantFold fold;
+        InvariantFold fold = folded[r];
         const InvariantFold::Factors factors = fold.add(softmax.kept_maximum[r], sum);
         const FoldedRow<T> row(params, work_tile.batch, this->tensor_row(packed), this->query_head(head_k, packed), fold);
         if (leads) row.store_lse();
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n)
-            row.store(first_channel + n * 8, {factors.of(0.0f, o[n][2 * r]), factors.of(0.0f, o[n][2 * r + 1])});
+            row.store(first_channel + n * 8,
+                      {factors.of(folded_o[n][2 * r], o[n][2 * r]), factors.of(folded_o[n][2 * r + 1], o[n][2 * r + 1])});
     }
     __device__ __forceinline__ int64_t partial_row_of(int head_k, int packed) const {
         if (params.ragged.most_rows > 0) return short_partial_row(params, kDecodeSlab, work_tile.batch, head_k, packed);

@@ -3,22 +3,25 @@
 // turns at the tensor cores is slower.
 #pragma once
 
-#include "cuda/attention/invariant_segments.h"
 #include "cuda/attention/long_sums.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward_consumer_stages.cuh"
 #include "cuda/sm90/forward_epilogue.cuh"
 #include "cuda/sm90/forward_scores.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
-#include "cuda/sm90/invariant_sums.cuh"
 #include "cuda/sm90/online_softmax.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
 
 template <class Traits>
-struct ForwardConsumer {
+struct ForwardConsumer : ForwardConsumerStages<Traits> {
+    using Stages = ForwardConsumerStages<Traits>;
+    using Stages::context, Stages::key_tiles, Stages::has_key_tiles, Stages::begin_work_tile, Stages::skip_values;
+    using Stages::wait_for_next_k, Stages::word_of_stage, Stages::release, Stages::release_k, Stages::release_v,
+        Stages::skip_stage;
+    using typename Stages::Position, typename Stages::Storage;
     using T = typename Traits::T;
-    using Storage = ForwardSharedStorage<Traits>;
     using WorkTile = ForwardWorkTile<Traits>;
     using QTile = typename Traits::QTile;
     using KTile = typename Traits::KTile;
@@ -27,35 +30,18 @@ struct ForwardConsumer {
     static constexpr bool kBlockMask = Traits::kBlockMask, kSeparateFirstTile = Traits::kSeparateFirstTile;
     static constexpr bool kLongSums = Traits::kLongSums;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
-    static constexpr bool kInvariant = Traits::kInvariant;
-    using Softmax = std::conditional_t<kInvariant, InvariantSoftmax<kBlockN>,
-                                       OnlineSoftmax<kBlockN, Traits::kStatistics, Traits::kStatistics && kLongSums>>;
-    // Of invariant rows: of the segment that has just ended.
-    struct SegmentFactors {
-        std::conditional_t<kInvariant, InvariantFold::Factors[2], Empty> of_rows;
-    };
-    static_assert(!kInvariant || (kBlockN == kInvariantUnit && !kSeparateFirstTile));
+    using Softmax = OnlineSoftmax<kBlockN, Traits::kStatistics, Traits::kStatistics && kLongSums>;
 
-    const ForwardContext<Traits>& context;
     const ForwardTileScheduler<Traits> scheduler{context};
     const ForwardScores<Traits> scores{context};
     const ForwardEpilogue<Traits> epilogue{context};
 
     // State of a consumer warp.
-    struct State {
-        ForwardConsumerThread thread;
-        PipelineState<Traits::kStages> k;
-        PipelineState<Traits::kVStages> v;
-        PipelineState<Traits::kQStages> q;
-        int slot;                     // of the work tile whose scores come next
-        int tile;                     // the key tile whose scores were issued last
-        TileWord word;                // the same with a block mask
-        bool last;                    // it is the last one of the work tile
+    struct State : Position {
         float s[kScores];             // scores, then probabilities
         float o[kSums];               // accumulator of P V
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
         Softmax softmax;
-        std::conditional_t<kInvariant, InvariantSums<kSums>, Empty> folded;  // the segments that have ended
         // The previous work tile until its rows are written: the factors of its rows, and its slot. Instead of a slot:
         // kNothingToWrite, before the first P V of a work tile; kAccumulating, P V of the current work tile has begun;
         // kNoProbabilities, there are no probabilities yet.
@@ -69,14 +55,10 @@ struct ForwardConsumer {
         uint32_t absent;
     };
 
+    __device__ __forceinline__ explicit ForwardConsumer(const ForwardContext<Traits>& of_kernel) : Stages(of_kernel) {}
+
     __device__ __forceinline__ void run() const {
-        const int group = uniform_warp() / 4 - 1;
-        const int lane = static_cast<int>(threadIdx.x & 31);
-        State c{{group, lane},
-                PipelineState<Traits::kStages>(context.storage.k),
-                PipelineState<Traits::kVStages>(context.storage.v),
-                PipelineState<Traits::kQStages>(context.storage.q[group])};
-        c.slot = 0;
+        State c{this->first_position()};
         ScheduleCursor cursor{};
         do {
             c.q.wait_full();
@@ -97,11 +79,6 @@ struct ForwardConsumer {
     }
 
 private:
-    __device__ __forceinline__ const GroupKeyTiles& key_tiles(const State& c) const {
-        return context.storage.work_tiles[c.slot].of_group[c.thread.group];
-    }
-    // Whether this group has key tiles in the work tile.
-    __device__ __forceinline__ bool has_key_tiles(const State& c) const { return key_tiles(c).begin != key_tiles(c).end; }
     // Releases all stages of a work tile in which this group has no key tiles.
     __device__ __forceinline__ void skip_work_tile(State& c) const {
         const auto& keys = context.storage.work_tiles[c.slot].keys;
@@ -121,7 +98,6 @@ private:
     // after its last tile are computed.
     __device__ __forceinline__ void compute_work_tiles(State& c) const {
         c.softmax.clear();
-        if constexpr (kInvariant) c.folded.clear();
         if constexpr (kSeparateFirstTile) {
             begin_first_work_tile(c);
         } else {
@@ -203,12 +179,7 @@ private:
         if constexpr (Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         wgmma_wait<1>();
         wgmma_fence_operand(c.s);
-        SegmentFactors factors;
-        if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot), factors);
-        const bool ended = kInvariant && !first && begins_segment((c.tile + 1) * kBlockN);  // a segment, with the tile before
-        if constexpr (kInvariant) {
-            if (ended) c.folded.end_segment(c.softmax, factors.of_rows);
-        }
+        if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot));
         if constexpr (!Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         release_k(c, tile_info);
         float factor[2];
@@ -218,15 +189,12 @@ private:
         wgmma_fence_operand(c.o);
         release_v(c);
         if (kBetween && first) {
-            add_long_sums(c, factors);
+            add_long_sums(c);
             skip_values(c);
-        } else if (ended) {
-            if constexpr (kInvariant) c.folded.fold(c.o, factors.of_rows);
         } else if (rescale) {
 #pragma unroll
             for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
         }
-        if constexpr (kInvariant) wgmma_fence_operand(c.o);
         round_probabilities(c);
     }
 
@@ -236,22 +204,13 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
         release_v(c);
-        SegmentFactors factors;
-        finish_softmax(c, Storage::previous_slot(c.slot), factors);
-        add_long_sums(c, factors);
+        finish_softmax(c, Storage::previous_slot(c.slot));
+        add_long_sums(c);
         if (c.unwritten_slot >= 0) write_rows(c);
     }
-    __device__ __forceinline__ void finish_softmax(State& c, int slot, SegmentFactors& factors) const {
+    __device__ __forceinline__ void finish_softmax(State& c, int slot) const {
         if (kLongSums && context.params.long_sums) long_sums().finish(0, c.softmax.sum, c.softmax.kept_maximum);
-        bool writes;
-        if constexpr (kInvariant) {
-            c.folded.end_segment(c.softmax, factors.of_rows);
-            auto rows = c.folded.rows(c.softmax);
-            writes = epilogue.finish_softmax(rows, context.storage.work_tiles[slot], c.thread, c.inverse);
-            c.folded.clear_rows();
-        } else {
-            writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
-        }
+        const bool writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
         c.softmax.clear();
         c.unwritten_slot = writes ? slot : kNothingToWrite;
     }
@@ -264,8 +223,7 @@ private:
     }
 
     // After finish_softmax and the last P V of a work tile: all sums are in c.o.
-    __device__ __forceinline__ void add_long_sums(State& c, [[maybe_unused]] const SegmentFactors& factors) const {
-        if constexpr (kInvariant) c.folded.fold_into(c.o, factors.of_rows);
+    __device__ __forceinline__ void add_long_sums(State& c) const {
         if (kLongSums && context.params.long_sums && long_sums().has_finished(0)) long_sums().add(0, blocks_of_sums(c));
     }
     __device__ __forceinline__ static auto blocks_of_sums(State& c) {
@@ -293,36 +251,12 @@ private:
         if (kBetween) c.unwritten_slot = no_probabilities ? kNothingToWrite : kAccumulating;
         c.v.wait_full();
         const uint32_t v = context.tiles.v(c.v.stage);
-        if constexpr (kInvariant) wgmma_fence_operand(c.o);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)
             Wgmma<T, Traits::kHeadDimV>::template multiply<true>(c.o, c.p[step], VTile::mn_major_operand(v, step),
                                                                  step > 0 || !first);
         wgmma_commit();
-    }
-
-    // Goes to the first tile of this group in the work tile: releases K of the tiles skipped before it, waits for its own K.
-    __device__ __forceinline__ void begin_work_tile(State& c) const {
-        if constexpr (kBlockMask) return wait_for_next_k(c);
-        const int end = key_tiles(c).end;
-        for (int tile = context.storage.work_tiles[c.slot].keys.end; tile > end; --tile) skip_stage(c, c.k);
-        c.k.wait_full();
-        c.tile = end - 1;
-    }
-    // Releases V of the skipped tiles.
-    __device__ __forceinline__ void skip_values(State& c) const {
-        if constexpr (!kBlockMask)
-            for (int skipped = context.storage.work_tiles[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip_stage(c, c.v);
-    }
-    // With a block mask, also reads the TileWord of the next tile.
-    __device__ __forceinline__ void wait_for_next_k(State& c) const {
-        c.k.wait_full();
-        if constexpr (kBlockMask) c.word.bits = word_of_stage(c);
-    }
-    // What the producer says of the tile in the current stage of K. Only the lane that releases the stage reads it.
-    __device__ __forceinline__ uint32_t word_of_stage(const State& c) const {
-        return __shfl_sync(0xffffffffu, c.thread.lane == 0 ? context.storage.dynamic.tiles[c.k.stage].bits : 0, 0);
     }
 
     __device__ __forceinline__ int tile_of(const State& c) const {
@@ -342,11 +276,11 @@ private:
     // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
     __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, float (&factor)[2]) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
-        const bool scaled = !kInvariant && tile_info.exact_maximum;  // in advance
+        // In advance. The first condition always holds; without it the compiler chooses other registers.
+        const bool scaled = !Traits::kInvariant && tile_info.exact_maximum;
         scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled);
         if constexpr (Traits::kCache) scores.hide_absent(c.s, tile_info.absent);
-        // Of invariant rows no edge of the mask may change the rule.
-        const bool take_maximum = (!kInvariant && tile_info.edge) || tile_info.exact_maximum;
+        const bool take_maximum = tile_info.edge || tile_info.exact_maximum;
         bool rescale;
         if constexpr (Traits::kStatistics) {
             const auto& params = context.params;
@@ -365,32 +299,6 @@ private:
         for (int step = 0; step < kBlockN / 16; ++step)
 #pragma unroll
             for (int i = 0; i < 4; ++i) c.p[step][i] = pack_pair(c.s[8 * step + 2 * i], c.s[8 * step + 2 * i + 1], T());
-    }
-
-    __device__ __forceinline__ void release(const State& c, const MBarrier& empty) const {
-        if (c.thread.lane == 0) empty.arrive();
-    }
-    // Releases K of the tile; after the last tile of the work tile, also Q.
-    __device__ __forceinline__ void release_k(State& c, const TileInfo& tile_info) const {
-        release(c, c.k.empty());
-        c.k.advance();
-        c.last = tile_info.last;
-        if (!c.last) return;
-        release(c, c.q.empty());
-        c.q.advance();
-    }
-    __device__ __forceinline__ void release_v(State& c) const {
-        release(c, c.v.empty());
-        c.v.advance();
-    }
-    // Releases a stage without using it: only when it is full, because an earlier arrival could count for the previous phase, and
-    // when all lanes have seen that.
-    template <class AnyPipelineState>
-    __device__ __forceinline__ void skip_stage(const State& c, AnyPipelineState& pipeline) const {
-        pipeline.wait_full();
-        __syncwarp();
-        release(c, pipeline.empty());
-        pipeline.advance();
     }
 };
 

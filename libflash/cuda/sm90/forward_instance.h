@@ -61,21 +61,20 @@ constexpr int forward_tile_q(const KernelConfig& config, ForwardInstance kind) {
                                                                                                                 : 128;
 }
 
+// Units of the rule of invariant rows (attention/invariant_softmax.cuh) in a key tile. Segments begin at multiples of it.
+constexpr int kInvariantUnits = 2;
+
 // The rare options need more registers, so their key tiles are smaller. With a block mask, a key tile must lie within one block.
 constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
     if (kind == ForwardInstance::general) return config.head_dim <= 64 ? 128 : (config.head_dim_v <= 192 ? 64 : 32);
-    if (kind == ForwardInstance::invariant) return kInvariantUnit;
+    if (kind == ForwardInstance::invariant) return kInvariantUnits * kInvariantUnit;
     if (kind == ForwardInstance::block_mask || kind == ForwardInstance::statistics)
         return config.head_dim <= 128 || config.tile_k >= 128 ? 128 : 64;
     return config.tile_k;
 }
 
-// Invariant rows have two accumulators, of a segment and of those before it, and the small key tiles of the rule
-// (attention/invariant_softmax.cuh); there are as many more stages.
+// Invariant rows have two accumulators, of a segment and of those before it.
 constexpr bool has_invariant_prefill(const KernelConfig& config) { return config.head_dim_v <= 128; }
-constexpr int forward_stages(const KernelConfig& config, ForwardInstance kind) {
-    return kind == ForwardInstance::invariant ? 2 * config.stages : config.stages;
-}
 
 // Size of the workspace of sm90/sequence_order.cuh.
 inline size_t sequence_order_bytes(int64_t batch, int64_t units) {

@@ -8,6 +8,7 @@
 #include "cuda/sm90/forward_scheduler_warp.cuh"
 #include "cuda/sm90/forward_traits.cuh"
 #include "cuda/sm90/forward_zero_fill.cuh"
+#include "cuda/sm90/invariant_consumer.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -45,7 +46,7 @@ struct ForwardKernel {
 
     const ForwardContext<Traits>& context;
     const ForwardProducerWarpgroup<Traits> producer_warpgroup{context};
-    const ForwardConsumer<Traits> consumer{context};
+    const std::conditional_t<Traits::kInvariant, InvariantConsumer<Traits>, ForwardConsumer<Traits>> consumer{context};
 
     __device__ __forceinline__ void run() const {
         if (threadIdx.x == 0) prepare();

@@ -37,11 +37,20 @@ struct ForwardScores {
     }
 
     // Over a cache: hides the keys of absent units, 16 each.
-    __device__ __forceinline__ void hide_absent(Scores& s, uint32_t absent) const {
+    template <int kCount>
+    __device__ __forceinline__ void hide_absent(float (&s)[kCount], uint32_t absent) const {
         if (absent == 0) return;
 #pragma unroll
-        for (int i = 0; i < kScores; ++i)
+        for (int i = 0; i < kCount; ++i)
             if (absent >> i / 8 & 1) s[i] = -INFINITY;
+    }
+
+    // Hides the scores of a part of a tile, from `first_key` on.
+    template <int kCount>
+    __device__ __forceinline__ void mask_part(float (&s)[kCount], const WorkTile& work_tile, int first_key,
+                                              const Thread& thread) const {
+        mask_edge(work_tile.keys, first_key + first_column(0, thread),
+                  [&](const auto& for_row) { for_rows(s, work_tile, thread, for_row); });
     }
 
     // Sets the probabilities that dropout removes to 0.
@@ -87,8 +96,8 @@ private:
         return tile * kBlockN + (hide_from_compiler(thread.lane) & 3) * 2;
     }
     // Calls for_row(row, for_scores) for the two query rows of this thread.
-    template <class ForRow>
-    __device__ __forceinline__ static void for_rows(Scores& s, const WorkTile& work_tile, const Thread& thread,
+    template <int kCount, class ForRow>
+    __device__ __forceinline__ static void for_rows(float (&s)[kCount], const WorkTile& work_tile, const Thread& thread,
                                                     const ForRow& for_row) {
         for_accumulator_rows(s, [&](int, int r, const auto& for_scores) { for_row(thread.row(work_tile, r), for_scores); });
     }

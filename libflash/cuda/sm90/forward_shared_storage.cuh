@@ -28,6 +28,10 @@ struct ForwardSharedTiles {
     __device__ __forceinline__ uint32_t k(int stage) const { return k_smem + stage * Traits::KTile::kBytes; }
     __device__ __forceinline__ uint32_t v(int stage) const { return v_smem + stage * Traits::VTile::kBytes; }
     __device__ __forceinline__ uint32_t out(int warp) const { return out_smem + warp * Traits::OutTile::kBytes; }
+    // Of a consumer warp: accumulators in shared memory.
+    __device__ __forceinline__ uint32_t sums(int warp) const {
+        return Traits::kTmaStore ? out(warp) : out_smem + warp * Traits::kSumsOfWarpBytes;
+    }
 };
 
 template <class Traits>

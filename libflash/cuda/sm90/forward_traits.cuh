@@ -49,11 +49,11 @@ struct ForwardTraits {
     // Whether a consumer warpgroup without rows in a work tile skips it. This needs kSeparateFirstTile.
     static constexpr bool kSkipsWorkTiles = kSeparateFirstTile;
     // Whether the consumers look at the next tile before they wait for its scores, or after it. Only speed depends on it.
-    static constexpr bool kTileInfoBeforeWait = kHeadDim == 128 && !kInvariant;
+    static constexpr bool kTileInfoBeforeWait = kHeadDim == 128;
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     static constexpr int kStorageBytes = 3 * 1024;      // of these for ForwardSharedStorage and alignment
-    static constexpr int kStages = forward_stages(config, kInstance);
+    static constexpr int kStages = config.stages;
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kConsumerWarps * OutTile::kBytes;
     static constexpr int kMinTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
     // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second
@@ -64,8 +64,13 @@ struct ForwardTraits {
         kStages + (kStages == 2 && kSpareBytes >= (kTmaStore ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
     static constexpr int kQStages =
         kTmaStore && kSpareBytes >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
-    static constexpr int kTileBytes =
-        kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kTmaStore ? kOutBytes : 0);
+    // Invariant rows: accumulators of a consumer thread that are in shared memory (invariant_sums.cuh), in the output tile of the
+    // warp, or, if there is none, in its place, where there is less memory.
+    static constexpr int kSumsInShared = !kInvariant || kHeadDimV <= 64 ? 0 : (kHeadDimV == 128 && kTmaStore ? 32 : 16),
+                         kSumsOfWarpBytes = kSumsInShared * 4 * 32;
+    static_assert(!kTmaStore || kSumsOfWarpBytes <= OutTile::kBytes);
+    static constexpr int kTileBytes = kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes +
+                                      (kTmaStore ? kOutBytes : kConsumerWarps * kSumsOfWarpBytes);
 };
 
 }  // namespace libflash::cuda::sm90

@@ -1,19 +1,25 @@
 // Invariant rows in a consumer thread of the sm_90a prefill kernel: the softmax and the accumulators of the segments that have
-// ended, in registers. The current segment has accumulators of its own, as in a thread block of sm80/decode_invariant.cuh.
+// ended, in registers but for the last kInShared accumulators, which are in shared memory where registers are short. The current
+// segment has accumulators of its own, as in a thread block of sm80/decode_invariant.cuh.
 #pragma once
 
 #include "cuda/attention/invariant_softmax.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <int kSums>
+template <int kSums, int kInShared>
 struct InvariantSums {
     using Sums = float[kSums];  // elements i with i / 2 % 2 == r belong to row r
+    static constexpr int kOwn = kSums - kInShared;
+    static_assert(kInShared % 4 == 0);
 
     using Factors = InvariantFold::Factors[2];
 
-    Sums o;
+    float o[kOwn];
+    bool in_shared;                 // whether there are sums in shared memory; otherwise they are zeros
     float kept_maximum[2], sum[2];  // as in OnlineSoftmax; sums are those of all lanes
 
     __device__ __forceinline__ void clear_rows() {
@@ -25,8 +31,9 @@ struct InvariantSums {
     }
     __device__ __forceinline__ void clear() {
         clear_rows();
+        in_shared = false;
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) o[i] = 0.0f;
+        for (int i = 0; i < kOwn; ++i) o[i] = 0.0f;
     }
 
     // When all scores of a segment are complete; the next one begins.
@@ -55,16 +62,45 @@ struct InvariantSums {
         return {{kept_maximum[0], kept_maximum[1]}, {sum[0], sum[1]}, {softmax.is_unsafe(0), softmax.is_unsafe(1)}};
     }
 
-    // After its last P V: adds the accumulators of the segment and clears them. The next P V adds to zeros, as that of mma.sync.
-    __device__ __forceinline__ void fold(Sums& segment, const Factors& factors) {
+    // After its last P V: adds the accumulators of the segment and sets them to `zero`. The next P V adds to zeros, as that of
+    // mma.sync. `memory`: of the warp, in shared memory.
+    __device__ __forceinline__ void fold(Sums& segment, const Factors& factors, float zero, uint32_t memory) {
 #pragma unroll
-        for (int i = 0; i < kSums; ++i)
-            add_scaled_and_clear(o[i], segment[i], factors[i / 2 % 2].folded, factors[i / 2 % 2].added);
+        for (int i = 0; i < kOwn; ++i)
+            add_scaled_and_clear(o[i], segment[i], factors[i / 2 % 2].folded, factors[i / 2 % 2].added, zero);
+#pragma unroll
+        for (int i = kOwn; i < kSums; i += 4) {
+            float x[4];
+            load(x, memory, i);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                add_scaled_and_clear(x[e], segment[i + e], factors[e / 2].folded, factors[e / 2].added, zero);
+            store_shared_16(at(memory, i), x[0], x[1], x[2], x[3]);
+        }
+        in_shared = true;
     }
     // The same at the end of a work tile, where the sums of all segments are wanted.
-    __device__ __forceinline__ void fold_into(Sums& segment, const Factors& factors) {
+    __device__ __forceinline__ void fold_into(Sums& segment, const Factors& factors, uint32_t memory) {
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) add_scaled_to_last(o[i], segment[i], factors[i / 2 % 2].folded, factors[i / 2 % 2].added);
+        for (int i = 0; i < kOwn; ++i) add_scaled_to_last(o[i], segment[i], factors[i / 2 % 2].folded, factors[i / 2 % 2].added);
+#pragma unroll
+        for (int i = kOwn; i < kSums; i += 4) {
+            float x[4];
+            load(x, memory, i);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) add_scaled_to_last(x[e], segment[i + e], factors[e / 2].folded, factors[e / 2].added);
+        }
+        in_shared = false;
+    }
+
+private:
+    // Where the lane has the four sums from i on.
+    __device__ __forceinline__ static uint32_t at(uint32_t memory, int i) {
+        return memory + (i - kOwn) / 4 * 512 + hide_from_compiler(static_cast<int>(threadIdx.x)) % 32 * 16;
+    }
+    __device__ __forceinline__ void load(float (&x)[4], uint32_t memory, int i) const {
+        const float4 loaded = in_shared ? load_shared_16(at(memory, i)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        x[0] = loaded.x, x[1] = loaded.y, x[2] = loaded.z, x[3] = loaded.w;
     }
 };
 

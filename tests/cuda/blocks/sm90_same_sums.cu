@@ -170,6 +170,8 @@ void check_type(const char* type, std::initializer_list<int> spreads) {
         check_width<T, 64>(type, 192, spread);
         check_width<T, 64>(type, 16384, spread);
         check_width<T, 96>(type, 512, spread);
+        check_width<T, 128>(type, 64, spread);
+        check_width<T, 128>(type, 192, spread);
         check_width<T, 128>(type, 512, spread);
         check_width<T, 128>(type, 16384, spread);
     }

@@ -151,7 +151,7 @@ struct Call {
     }
 
     // Returns how many rows are those of the prefill kernel.
-    int run(int fewest, Results& results) {
+    int run(int fewest, Results& results, int multiprocessors) {
         const DecodeProblem p = problem();
         cuda::Kernel kernel, prefill_kernel;
         kernel.config = DecodeKernel::config, kernel.decode = launch_decode<DecodeKernel>;
@@ -169,8 +169,11 @@ struct Call {
             }
         }
         if (prefill.name && !prefill.plan.invariant) std::printf("WRONG instance of prefill\n"), std::exit(1);
+        device.multiprocessors = multiprocessors;  // for the choice of splits
         const cuda::DecodePlan plan = sm80::plan_decode(kernel, p, device, prefill);
         if (plan.instance.number != static_cast<int>(DecodeKind::invariant)) std::printf("WRONG instance\n"), std::exit(1);
+        const bool together = multiprocessors == 1 && capacity <= 2048;  // of all segments
+        if (!prefill.name && (plan.splits == 1) != together) std::printf("WRONG splits\n"), std::exit(1);
         std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
         char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
         cuda::decode(kernel, p, plan, workspace, nullptr);
@@ -188,8 +191,9 @@ struct Call {
     }
 };
 
-int run(const Inputs& x, const std::vector<Chunk>& chunks, int page, int fewest, Results& results) {
-    return Call(x, chunks, page).run(fewest, results);
+// With 132 multiprocessors each thread block has a segment.
+int run(const Inputs& x, const std::vector<Chunk>& chunks, int page, int fewest, Results& results, int multiprocessors = 132) {
+    return Call(x, chunks, page).run(fewest, results, multiprocessors);
 }
 
 // Prints whether rows have the same bits; `step`: only every so many rows are compared.
@@ -248,6 +252,9 @@ bool check(const Case& c) {
     Results wanted(x), got(x);
     run(x, all, page, 0, wanted);
     bool good = is_exact(x, wanted);
+    run(x, all, page, 0, got, 1);
+    good &= same("segments together", x, got, wanted, 0);
+    got = Results(x);
     if (!c.causal) {  // other chunks see other keys
         const int by_prefill = run(x, all, 16, 4, got);
         return same("one call", x, got, wanted, by_prefill) && by_prefill > 0 && good;

@@ -11,12 +11,12 @@ inline float exp2_approx(float x) {
     const float y = static_cast<float>(std::exp2(static_cast<double>(x)));
     return y < 1.17549435e-38f ? 0.0f : y;
 }
-inline void add_scaled_and_clear(float& sum, float& x, float of_sum, float of_x) {
+inline void add_scaled_and_clear(float& sum, float& x, float of_sum, float of_x, float zero) {
     sum = std::fmaf(x, of_x, sum * of_sum);
-    x = 0.0f;
+    x = zero;
 }
 inline void add_scaled_to_last(float& sum, float& x, float of_sum, float of_x) {
-    add_scaled_and_clear(sum, x, of_sum, of_x);
+    add_scaled_and_clear(sum, x, of_sum, of_x, 0.0f);
     std::swap(sum, x);
 }
 inline float min_or_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : min(x, y); }
