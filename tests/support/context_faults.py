@@ -1,4 +1,6 @@
-"""Run by test_torch_context_decode.py in each of two processes: rank 1 ends without taking part in the call of rank 0."""
+"""Run by test_torch_context_decode.py and test_torch_context_transport.py in each of two processes: rank 1 ends without taking
+part in the call of rank 0.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,11 @@ import torch
 import torch.distributed as dist
 
 rank, store, call = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+if "shared memory" in sys.argv:
+    sys.path.append(os.path.dirname(__file__))
+    import shared_memory
+
+    shared_memory.install()
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20))
 q, k = torch.zeros(1, 8, 4, 16), torch.zeros(1, 8, 2, 16)
 # Once together, so that the processes are connected.
