@@ -168,7 +168,7 @@ def absent_job(rank: int, options: dict[str, Any]) -> dict[str, Any]:
 
 ABSENT = {
     "a rank has none": ({"lacking": 1}, "rank 1: it has none in this test"),
-    "allocate": ({"failing": ("allocate", 1)}, f"rank 1: {symmetric.GRANULARITY} bytes could not be allocated: allocate fails in"),
+    "allocate": ({"failing": ("allocate", 1)}, f"rank 1: {symmetric.GRANULARITY} bytes could not be allocated: allocate fails"),
     "connect": ({"failing": ("connect", 0)}, "rank 0: the ranks could not map each other's memory: connect fails in this test"),
     "cpu": ({"install": False}, "tensors"),
 }

@@ -180,6 +180,7 @@ class PartBackward:
         """The other half: while it runs, the gradients of the last step are on their way."""
         k, _, dq, dk, dv = self.own
         self.own_heads(k.shape[2] // 2, k.shape[2])
+        self.own = ()
         self.dq.add(slice(0, dq.shape[1]), dq)
         return dk, dv
 

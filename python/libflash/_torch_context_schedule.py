@@ -124,7 +124,7 @@ class Schedule:
             following = self.send_keys(transport, step + 1, k, v)
             if keys:
                 beside = following is not None and transport.takes_multiprocessors
-                calls.add(*keys, self.owner(step), beside_kernels=beside)
+                calls.add(keys[0], keys[1], self.owner(step), beside_kernels=beside)
 
     def owner(self, step: int) -> int:
         return (self.ranks.ring.rank - step) % self.ranks.ring.size
@@ -153,8 +153,11 @@ class Schedule:
         for step in range(1, self.ranks.ring.size):
             keys = following.wait() if following else ()
             following = self.send_keys(transport, step + 1, k, v)
-            made: tuple[Tensor, ...] = calls.add(*keys, self.owner(step), into=transport.room(keys)) if keys else ()
+            made: tuple[Tensor, ...] = ()
+            if keys:
+                made = calls.add(keys[0], keys[1], self.owner(step), into=transport.room(keys))
             home.add(arriving.wait() if arriving else ())
+            arriving = None  # its memory is free when more arrives
             arriving = self.send_gradients(transport, step, made, like)
         home.add(calls.end())
         home.add(arriving.wait() if arriving else ())

@@ -204,9 +204,7 @@ class GroupMemory:
         self.device, self.provider = device, provider
         self.peers: Peers | None = None
         self.captured: list[Peers] = []  # graphs use them as long as they exist, which is not known here
-        cards: list[Any] = [None] * axis.size
-        dist.all_gather_object(cards, provider.card(device), group=axis.group)
-        self.obstacle = provider.obstacle(cards)
+        self.obstacle = provider.obstacle(told(axis, device, provider.card(device)))
 
     @property
     def bytes(self) -> int:
@@ -226,8 +224,8 @@ class GroupMemory:
     def grow(self, axis: Axis, size: int) -> None:
         if capturing(self.device):
             raise InvalidError(
-                f"{size} bytes of symmetric memory are needed inside the capture of a graph, where they cannot be allocated: call "
-                "once with these shapes before the capture, forward and backward, or give transport='messages'"
+                f"{size} bytes of symmetric memory are needed inside the capture of a graph, where they cannot be allocated: "
+                "call once with these shapes before the capture, forward and backward, or give transport='messages'"
             )
         self.peers = None
         block: Any = None
@@ -236,7 +234,7 @@ class GroupMemory:
             block = self.provider.allocate(size, self.device)
         except RuntimeError as error:
             failed = f"{size} bytes could not be allocated: {str(error).splitlines()[0]}"
-        self.obstacle = first_of(axis, failed)
+        self.obstacle = first_of(told(axis, self.device, failed))
         if self.obstacle:
             return
         peers: Peers | None = None
@@ -244,14 +242,20 @@ class GroupMemory:
             peers = self.provider.connect(block, axis)
         except RuntimeError as error:
             failed = f"the ranks could not map each other's memory: {str(error).splitlines()[0]}"
-        self.obstacle = first_of(axis, failed)
+        self.obstacle = first_of(told(axis, self.device, failed))
         self.peers = None if self.obstacle else peers
 
 
-def first_of(axis: Axis, text: str) -> str:
+def told(axis: Axis, device: torch.device, mine: Any) -> list[Any]:
+    """What each rank says."""
+    made: list[Any] = [None] * axis.size
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        dist.all_gather_object(made, mine, group=axis.group)
+    return made
+
+
+def first_of(texts: Sequence[str]) -> str:
     """That of the first rank that has one."""
-    texts: list[Any] = [None] * axis.size
-    dist.all_gather_object(texts, text, group=axis.group)
     return next((f"rank {rank}: {said}" for rank, said in enumerate(texts) if said), "")
 
 
@@ -318,6 +322,11 @@ def described(axis: Axis, device: torch.device, transport: str) -> tuple[str, st
     if lacks:
         return "messages", lacks
     return "symmetric_memory", "if every rank can read the memory of the others, which they find out in their first call"
+
+
+def held() -> int:
+    """Bytes of all groups on this rank, which PyTorch's allocator does not count."""
+    return sum(memory.bytes for known in _memories.values() for memory in known.values())
 
 
 def release() -> None:

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from libflash import _torch_symmetric_memory as symmetric
 from libflash._torch_context_group import Axis
+
+from libflash import _torch_symmetric_memory as symmetric
 
 LATEST = 0.002  # seconds
 
