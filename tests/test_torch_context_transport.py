@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import pathlib
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -248,9 +250,78 @@ def test_a_capture_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         symmetric.memory_of(axis, torch.device("cpu"), "auto")
 
 
-def test_the_environment_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
+class Streams:
+    """In place of those of GPUs: what was done, in the order of the host."""
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[tuple[Any, ...]] = []
+        self.current = self.stream("main")
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self.stream("side"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        monkeypatch.setattr(symmetric, "capturing", lambda device: self.capturing)
+        self.capturing = False
+
+    def stream(self, name: str) -> Any:
+        return types.SimpleNamespace(
+            name=name,
+            wait_stream=lambda other: self.done.append((name, "waits for", other.name)),
+            wait_event=lambda event: self.done.append((name, "waits for", event)),
+            record_event=lambda: f"event on {name}",
+        )
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def since(self) -> list[tuple[Any, ...]]:
+        made, self.done = self.done, []
+        return made
+
+
+def test_order_of_copies_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy comes after the work before it, and before the end of its call; calls on two streams one after the other. Inside a
+    capture nothing waits for what is outside, and a stream is joined only if it takes part.
+    """
+    streams = Streams(monkeypatch)
+    barriers = []
+    whole = torch.zeros(64, dtype=torch.uint8)
+    handle = types.SimpleNamespace(
+        barrier=lambda channel, timeout_ms: barriers.append((channel, timeout_ms)),
+        get_buffer=lambda rank, shape, dtype, begin: whole.view(dtype)[begin : begin + 4].view(shape),
+    )
+    peers = symmetric.OfGpus(whole, handle, 7000)
+    assert peers.size == 64
+    assert peers.view(1, 16, (2, 2), torch.float32).data_ptr() == whole.data_ptr() + 16
+    peers.barrier()
+    assert barriers == [(0, 7000)]
+    to, source = torch.zeros(3), torch.arange(3.0)
+    peers.begin()
+    pending = peers.copy([(to, source)])
+    assert torch.equal(to, source)
+    pending.wait()
+    assert streams.since() == [("side", "waits for", "main"), ("main", "waits for", "event on side")]
+    peers.end()
+    assert streams.since() == [("main", "waits for", "side")]
+    peers.begin()
+    peers.end()
+    assert streams.since() == []
+    with streams.on(streams.stream("other")):
+        peers.begin()
+        assert streams.since() == [("other", "waits for", "event on main")]
+        peers.end()
+        streams.capturing = True
+        with streams.on(streams.stream("captured")):
+            peers.begin()
+            peers.end()
+            assert streams.since() == []
+    peers.begin()
+    assert streams.since() == []
+
+
+def test_the_environment_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     for before in (None, "0"):
         if before is None:
             monkeypatch.delenv(symmetric.NO_MULTICAST, raising=False)

@@ -74,7 +74,10 @@ class OnGpus:
 
     def connect(self, block: Tensor, axis: Axis) -> OfGpus:
         with without_multicast():
-            return OfGpus(block, pytorch().rendezvous(block, axis.group), timeout_of(axis.group, block.device))
+            handle = pytorch().rendezvous(block, axis.group)
+        if handle is None:
+            raise RuntimeError("PyTorch does not know this memory")
+        return OfGpus(block, handle, timeout_of(axis.group, block.device))
 
 
 def pytorch() -> Any:
