@@ -102,11 +102,8 @@ def bits_of(problem: Problem, transport: str) -> dict[str, Any]:
     return context_ranks.run_problem(dataclasses.replace(problem, transport=transport))
 
 
-def transports_job(rank: int, problems: list[Problem]) -> str | list[list[str]]:
+def transports_job(problems: list[Problem]) -> list[list[str]]:
     """Of each problem, the results that the transports give other bits. Twice: memory is used again, for other shapes."""
-    del rank
-    if obstacle := obstacle_here():
-        return obstacle
     made = []
     for problem in problems * 2:
         one, other = (bits_of(problem, transport) for transport in ("messages", "symmetric_memory"))
@@ -132,30 +129,10 @@ ON_BOTH = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_both_transports_give_the_same_bits(ranks: int, tmp_path: pathlib.Path) -> None:
-    if torch.cuda.device_count() < ranks:
-        pytest.skip(f"needs {ranks} CUDA devices")
-    problems = list(ON_BOTH)
-    for problem in ON_BOTH[:2] if ranks == 4 else ():
-        problems.append(dataclasses.replace(problem, name=f"mesh-{problem}", scheme="heads_ring", mesh=(2, 2)))
-    results = run_ranks(ranks, tmp_path, transports_job, problems, backend="nccl")
-    skip_without_symmetric_memory(results)
-    for made in results:
-        for problem, differ in zip(problems * 2, made, strict=True):
-            assert differ == [], str(problem)
-
-
-def skip_without_symmetric_memory(results: list[Any]) -> None:
-    if isinstance(results[0], str):
-        pytest.skip(results[0])
-
-
-def memory_job(rank: int) -> str | dict[str, Any]:
+def memory_job(rank: int) -> dict[str, Any]:
     """Backward after other calls on other streams, growth, and captures that would need more memory."""
     torch.manual_seed(rank)
-    if obstacle := obstacle_here():
-        return obstacle
+    symmetric.release()
 
     def inputs(tokens: int) -> list[Any]:
         return [torch.randn(1, tokens, n, 128, device="cuda", dtype=torch.bfloat16).requires_grad_() for n in (8, 2, 2)]
@@ -191,12 +168,37 @@ def memory_job(rank: int) -> str | dict[str, Any]:
     return made
 
 
-def test_memory_of_a_group(tmp_path: pathlib.Path) -> None:
-    results = run_ranks(2, tmp_path, memory_job, backend="nccl")
-    skip_without_symmetric_memory(results)
-    for made in results:
+def symmetric_job(rank: int, problems: list[Problem]) -> Any:
+    """Or why these GPUs have no symmetric memory."""
+    return obstacle_here() or (transports_job(problems), memory_job(rank))
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids="{} GPUs".format)
+def on_both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Problem], list[Any]]:
+    """Problems, and what each rank says."""
+    if torch.cuda.device_count() < request.param:
+        pytest.skip(f"needs {request.param} CUDA devices")
+    problems = list(ON_BOTH)
+    for problem in ON_BOTH[:2] if request.param == 4 else ():
+        problems.append(dataclasses.replace(problem, name=f"mesh-{problem}", scheme="heads_ring", mesh=(2, 2)))
+    results = run_ranks(request.param, tmp_path_factory.mktemp("ranks"), symmetric_job, problems, backend="nccl")
+    if isinstance(results[0], str):
+        pytest.skip(results[0])
+    return problems, results
+
+
+def test_both_transports_give_the_same_bits(on_both: tuple[list[Problem], list[Any]]) -> None:
+    problems, results = on_both
+    for bits, _ in results:
+        for problem, differ in zip(problems * 2, bits, strict=True):
+            assert differ == [], str(problem)
+
+
+def test_memory_of_a_group(on_both: tuple[list[Problem], list[Any]]) -> None:
+    for _, made in on_both[1]:
         assert all(made["same"])
-        assert made["held"] == 16384 * 2 * 2 * 128 * 2 * 2  # K, V and a slot for their gradients
+        slots = min(2, len(on_both[1]) - 1)
+        assert made["held"] == 16384 * 2 * 2 * 128 * 2 * (1 + slots)  # K and V, and slots for their gradients
         assert "bytes of symmetric memory are needed inside the capture of a graph" in made["growth"]
         assert made["released"] == 0
         assert "the first call of its group and inside the capture of a graph" in made["first"]
@@ -207,9 +209,13 @@ def test_a_rank_that_ends(tmp_path: pathlib.Path) -> None:
     assert "raised" in run_in_two_processes("context_faults.py", tmp_path, "backward", "cuda", seconds=100)[0]
 
 
-def graph_job(rank: int, scheme: str, transport: str) -> list[bool]:
-    """Whether out and gradients of replays of a captured call are those of calls, also for other values."""
+def graph_job(rank: int, scheme: str) -> list[bool]:
     torch.manual_seed(rank)
+    return graph_of(scheme, "auto") + graph_of(scheme, "messages")
+
+
+def graph_of(scheme: str, transport: str) -> list[bool]:
+    """Whether out and gradients of replays of a captured call are those of calls, also for other values."""
     x = [torch.randn(1, 2048, heads, 128, device="cuda", dtype=torch.bfloat16).requires_grad_() for heads in (8, 2, 2)]
 
     def step() -> list[Any]:
@@ -233,12 +239,9 @@ def graph_job(rank: int, scheme: str, transport: str) -> list[bool]:
     return same
 
 
-@pytest.mark.parametrize(
-    ("scheme", "transport"),
-    [("heads", "auto"), *itertools.product(("ring", "all_gather"), ("messages", "symmetric_memory"))],
-)
-def test_in_a_graph(tmp_path: pathlib.Path, scheme: str, transport: str) -> None:
-    assert run_ranks(2, tmp_path, graph_job, scheme, transport, backend="nccl") == [[True] * 8] * 2
+@pytest.mark.parametrize("scheme", ["ring", "heads", "all_gather"])
+def test_in_a_graph(tmp_path: pathlib.Path, scheme: str) -> None:
+    assert run_ranks(2, tmp_path, graph_job, scheme, backend="nccl") == [[True] * 16] * 2
 
 
 @pytest.mark.parametrize("case", [case for case in decode_ranks.CASES if case.dtype != "fp64"], ids=lambda case: case.name)

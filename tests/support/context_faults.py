@@ -22,7 +22,7 @@ device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
 if on_gpus:
     torch.cuda.set_device(device)
 backend = "nccl" if on_gpus else "gloo"
-limit = datetime.timedelta(seconds=20)
+limit = datetime.timedelta(seconds=10 if on_gpus else 20)
 dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit)
 q, k = torch.zeros(1, 8, 4, 16, device=device), torch.zeros(1, 8, 2, 16, device=device)
 # Once together, so that the processes are connected.
