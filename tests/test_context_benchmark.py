@@ -17,8 +17,13 @@ if not torch.distributed.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
 
 
+TRANSPORTS = ("auto", "messages", "symmetric_memory")
+
+
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
-@pytest.mark.parametrize(("ranks", "mask", "more"), [(2, "causal", ("--window", "3")), (4, "full", ("--no-peers",))])
+@pytest.mark.parametrize(
+    ("ranks", "mask", "more"), [(2, "causal", ("--window", "3")), (4, "full", ("--no-peers", "--transports", *TRANSPORTS))]
+)
 def test_every_scheme_runs(tmp_path: pathlib.Path, ranks: int, mask: str, more: tuple[str, ...]) -> None:
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     program = [str(FOLDER / "context_parallel.py"), "--device", "cpu", "--tokens", "64", "--heads", "4/2", "--head-dim", "16"]
@@ -32,6 +37,9 @@ def test_every_scheme_runs(tmp_path: pathlib.Path, ranks: int, mask: str, more: 
     forward, both = written["cells"]
     assert (forward["backward"], both["backward"]) == (False, True)
     wanted = {"one rank", "ring", "all_gather", "heads", "auto", "plain ring" if mask == "causal" else "heads_ring"}
+    if mask == "full":
+        wanted |= {"ring, messages", "all_gather, messages", "heads_ring, messages"}
+        assert "ring, symmetric_memory: left out: transport is 'symmetric_memory'" in done.stdout
     for cell in (forward, both):
         assert wanted <= cell["ms"].keys(), done.stdout
         assert cell["causal"] == (mask == "causal")

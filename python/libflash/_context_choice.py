@@ -95,11 +95,14 @@ def bytes_sent(scheme: str, s: Sizes) -> int:
     return exchanged + ((s.mesh[1] - 1) * keys * repeated if scheme == "heads_ring" else 0)
 
 
-def explanation(chosen: str, why: str, sizes: Sizes, order: str) -> str:
+def explanation(chosen: str, why: str, sizes: Sizes, order: str, transport: tuple[str, str] | None = None) -> str:
+    """`transport`: of keys, and why, if they travel."""
     lines = [f"scheme     {chosen}: {why}", f"ranks      {' x '.join(map(str, sizes.mesh))}, order {order}"]
     lines.append(f"rank       {sizes.tokens} tokens, {sizes.heads_q} query heads, {sizes.heads_k} key heads")
     options = ("heads_ring",) if len(sizes.mesh) == 2 else ("ring", "all_gather", "heads")
     for scheme in dict.fromkeys((chosen, *options)):
         hidden = {"heads": "exposed", "all_gather": "exposed"}.get(scheme, "during the computation")
         lines.append(f"bytes      {scheme}: {bytes_sent(scheme, sizes)} sent by a rank in forward, {hidden}")
+    if transport is not None:
+        lines.append("transport  {}: {}".format(*transport))
     return "\n".join(lines) + "\n"

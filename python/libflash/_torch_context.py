@@ -6,7 +6,7 @@ The result is that of one device within the bound of a merge, gradients and the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch._compile import _disable_dynamo as outside_of_compilers
 from . import _context_layout as layouts
 from . import _core
 from . import _torch_context_group as groups
+from . import _torch_symmetric_memory as symmetric
 from ._context_choice import can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout, chunks_by_position
 from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
@@ -27,6 +28,7 @@ from ._torch_context_heads import HeadExchange
 from ._torch_context_parts import serves
 from ._torch_context_positions import lse_shape, wide_type
 from ._torch_context_schedule import Schedule
+from ._torch_context_transport import Memory
 from ._torch_fake import shape_of
 from ._torch_options import constant
 from ._torch_tangents import tangent_of
@@ -46,6 +48,7 @@ class Arguments:
     window_size: tuple[int, int]
     deterministic: bool
     numbers: dict[str, Any]  # those of the scores (softmax_scale, ...), dropout_p, seed, offset, backend
+    transport: str = "auto"
 
     @property
     def window(self) -> tuple[int, int]:
@@ -77,6 +80,7 @@ def context_parallel_attention(
     return_lse: bool = False,
     backend: str | None = None,
     check: bool | None = None,
+    transport: str = "auto",
     **others: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of this rank's rows over the keys of all ranks of a group, with gradients for q, k, v and learnable_sink.
@@ -96,6 +100,10 @@ def context_parallel_attention(
     deterministic : the gradients have the same bits in every run with as many ranks, as out and lse always have; raises
         UnsupportedError if no kernel can do that
     check : compare shapes and options of all ranks first; default: on the CPU. Off, wrong shards may hang or give wrong results.
+    transport : how keys travel along a ring or are gathered: "messages" of torch.distributed; "symmetric_memory", memory of each
+        GPU that all ranks read with copy engines, beside the computation; or "auto": the latter where all ranks have it, on which
+        they agree in the first call of a group. Results have the same bits. The memory, K and V of a rank and in backward up to
+        twice their gradients, is kept with the group. Inside the capture of a graph it cannot grow: call once before.
 
     Returns
     -------
@@ -117,7 +125,7 @@ def context_parallel_attention(
         nonlocal q, k, v
         refuse_others(others)
         made = read_arguments(
-            scheme, order, cu_seqlens, causal, window_size, scores, dropout_p, seed, offset, backend, deterministic
+            scheme, order, cu_seqlens, causal, window_size, scores, dropout_p, seed, offset, backend, deterministic, transport
         )
         arguments.append(made)
         q, k, v = (in_autocast(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
@@ -133,15 +141,17 @@ def context_parallel_attention(
     plan = make_plan(q, k, v, given, axes, alibi_slopes)
     if q.is_cuda:
         groups.connect(plan.ranks.ring, q.device)
+    plan = replace(plan, memory=symmetric.memory_of(plan.ranks.ring, q.device, given.transport))
     out, lse = ContextParallel.apply(plan, q, k, v, learnable_sink)
     return (out, lse) if return_lse else out
 
 
 def read_arguments(
     scheme: Any, order: Any, cu_seqlens: Any, causal: Any, window_size: Any, scores: dict[str, Any], dropout_p: Any = 0.0,
-    seed: Any = None, offset: Any = 0, backend: Any = None, deterministic: Any = False,
+    seed: Any = None, offset: Any = 0, backend: Any = None, deterministic: Any = False, transport: Any = "auto",
 ) -> Arguments:  # fmt: skip
     layouts.check_order(order)
+    symmetric.check_transport(transport)
     window = read_window(window_size)
     if dropout_p and seed is None:
         raise InvalidError("seed is None; with dropout_p it must be an integer, the same on all ranks")
@@ -150,9 +160,8 @@ def read_arguments(
     documents = documents_of(cu_seqlens)
     numbers = {name: constant(value, name) for name, value in scores.items()}
     numbers |= {"dropout_p": dropout_p, "seed": seed or 0, "offset": offset, "backend": backend}
-    return Arguments(
-        scheme, order, documents, _core.flag(causal, "causal"), window, _core.flag(deterministic, "deterministic"), numbers
-    )
+    flags = _core.flag(causal, "causal"), window, _core.flag(deterministic, "deterministic")
+    return Arguments(scheme, order, documents, *flags, numbers, transport)
 
 
 def read_window(window_size: Any) -> tuple[int, int]:
@@ -240,9 +249,8 @@ def described(
     """What all ranks must have in common."""
     tensors = {"q": q, "k": k, "v": v, "alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
     made = {name: "None" if x is None else text_of(x) for name, x in tensors.items()}
-    made |= {
-        name: repr(getattr(given, name)) for name in ("scheme", "order", "cu_seqlens", "causal", "window_size", "deterministic")
-    }
+    names = ("scheme", "order", "cu_seqlens", "causal", "window_size", "deterministic", "transport")
+    made |= {name: repr(getattr(given, name)) for name in names}
     made |= {name: repr(value) for name, value in given.numbers.items()}
     return made | {"requires_grad": repr(torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))}
 
@@ -266,14 +274,19 @@ def chosen_scheme(
 
 def explain_context_parallel(
     q: Tensor, k: Tensor, v: Tensor, *, group: Any = None, mesh: Any = None, scheme: str = "auto", order: str = "zigzag",
-    causal: bool = False, window_size: Any = (-1, -1),
+    causal: bool = False, window_size: Any = (-1, -1), transport: str = "auto",
 ) -> str:  # fmt: skip
-    """The scheme that context_parallel_attention uses for these shards, why, and the bytes that a rank sends. Sends nothing."""
+    """The scheme that context_parallel_attention uses for these shards, why, the bytes that a rank sends, and the transport of
+    keys. Sends nothing: before the first call of a group, the transport is what this rank knows alone.
+    """
     axes = groups.groups_of(group, mesh)
-    given = read_arguments(scheme, order, None, causal, window_size, dict.fromkeys(SCORE_NUMBERS))
+    given = read_arguments(scheme, order, None, causal, window_size, dict.fromkeys(SCORE_NUMBERS), transport=transport)
     sizes = sizes_of(q, k, v, mesh_of(axes))
     check_scheme(scheme, sizes, order, given.window)
-    return explanation(*chosen_scheme(q, k, v, given, axes), sizes, order)
+    chosen, why = chosen_scheme(q, k, v, given, axes)
+    ring = groups.ranks_of(axes, chosen).ring
+    carried = symmetric.described(ring, q.device, transport) if ring.size > 1 else None
+    return explanation(chosen, why, sizes, order, carried)
 
 
 @dataclass(frozen=True)
@@ -287,6 +300,7 @@ class Plan:
     gathered: bool
     window: tuple[int, int]
     options: dict[str, Any]
+    memory: Memory | None = None
 
     @property
     def token_dim(self) -> int:
@@ -305,9 +319,8 @@ class Plan:
         return self.heads.to_tokens(x, self.token_dim + 1, self.token_dim)
 
     def schedule(self, sink: Tensor | None) -> Schedule:
-        return Schedule(
-            self.ranks, self.layout, self.window, self.gathered, self.options, None if sink is None else self.heads.share(sink)
-        )
+        share = None if sink is None else self.heads.share(sink)
+        return Schedule(self.ranks, self.layout, self.window, self.gathered, self.options, share, self.memory)
 
 
 def make_plan(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...], alibi_slopes: Tensor | None) -> Plan:

@@ -115,9 +115,9 @@ class PartForward:
         self.sink = schedule.sink
         self.results: list[tuple[slice, Tensor, Tensor]] = []
 
-    def add(self, k: Tensor, v: Tensor, rank: int, *, transfers: bool = False) -> None:
-        """`transfers`: kernels that send and receive run beside this."""
-        beside = transfers and self.q.shape[1] >= ROWS_BESIDE_TRANSFERS
+    def add(self, k: Tensor, v: Tensor, rank: int, *, beside_kernels: bool = False) -> None:
+        """`beside_kernels`: those that send and receive."""
+        beside = beside_kernels and self.q.shape[1] >= ROWS_BESIDE_TRANSFERS
         options = call_options(self.schedule.options) | {"sm_margin": int(beside)}
         options.pop("deterministic", None)  # forward always is
         if self.sink is not None:
@@ -166,8 +166,9 @@ class PartBackward:
         self.own: tuple[Tensor, ...] = ()  # k, v, dq, dk, dv
 
     @staticmethod
-    def like_gradients(x: Tensor) -> Tensor:
-        return x
+    def gradient_type(x: Tensor) -> torch.dtype:
+        """Of the gradient for x."""
+        return x.dtype
 
     def begin(self, k: Tensor, v: Tensor) -> tuple[()]:
         """The first half of the heads with the rank's own keys: while it runs, the keys of the next step arrive."""
@@ -179,6 +180,7 @@ class PartBackward:
         """The other half: while it runs, the gradients of the last step are on their way."""
         k, _, dq, dk, dv = self.own
         self.own_heads(k.shape[2] // 2, k.shape[2])
+        self.own = ()
         self.dq.add(slice(0, dq.shape[1]), dq)
         return dk, dv
 
@@ -189,10 +191,11 @@ class PartBackward:
         rank, group = self.schedule.ranks.ring.rank, dq.shape[2] // k.shape[2]
         rows, keys = slice(begin * group, end * group), slice(begin, end)
         (part,) = self.schedule.parts(rank, rank)  # all rows and keys
-        self.gradients(part, k[:, :, keys], v[:, :, keys], dq[:, :, rows], rows, (dk[:, :, keys], dv[:, :, keys]))
+        into = dk[:, :, keys], dv[:, :, keys]
+        self.gradients(part, k[:, :, keys], v[:, :, keys], dq[:, :, rows], rows, into, own=True)
 
-    def add(self, k: Tensor, v: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """dk and dv of the keys of another rank, or of all, that are used."""
+    def add(self, k: Tensor, v: Tensor, rank: int, into: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """dk and dv of the keys of another rank, or of all, that are used: where `into` says, if one call makes them."""
         parts = self.schedule.parts(self.schedule.ranks.ring.rank, rank)
         sums = Sum(keys_used(parts)), Sum(keys_used(parts))
         rows = slice(min(part.rows.start for part in parts), max(part.rows.stop for part in parts))
@@ -200,22 +203,23 @@ class PartBackward:
         dq = self.given[1].new_zeros(shape) if len(parts) > 1 else self.given[1].new_empty(shape)
         for part in parts:
             mine = slice(part.rows.start - rows.start, part.rows.stop - rows.start)
-            made = self.gradients(part, k[:, : part.keys], v[:, : part.keys], dq[:, mine])
+            given = (k[:, : part.keys], v[:, : part.keys], dq[:, mine])
+            made = self.gradients(part, *given, into=into if len(parts) == 1 else None)
             for total, x in zip(sums, made, strict=True):
                 total.add(slice(0, part.keys), x)
         self.dq.add(rows, dq)
         return sums[0].finish(k.dtype), sums[1].finish(v.dtype)
 
     def gradients(self, part: Part, k: Tensor, v: Tensor, dq: Tensor, heads: slice = slice(None),
-                  keys: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """dk and dv, in `keys` if given: of the rank's own keys, with which the sink counts. Writes dq, of some query heads."""
+                  into: tuple[Tensor, Tensor] | None = None, own: bool = False) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """dk and dv, in `into` if given. Writes dq, of some query heads. The sink counts with the rank's own keys."""
         dout, q, out, lse = self.given
         options = call_options(self.schedule.options) | {"causal": part.causal, "dq": dq}
-        if keys is not None:
-            options |= {"dk": keys[0], "dv": keys[1]}
+        if into is not None:
+            options |= {"dk": into[0], "dv": into[1]}
         if self.dlse is not None:
             options["dlse"] = self.dlse[:, heads, part.rows]
-        sinks = self.sinks if keys is not None or self.schedule.gathered else None
+        sinks = self.sinks if own or self.schedule.gathered else None
         if sinks is not None:
             options |= {"learnable_sink": sinks[0][heads], "dsink": torch.empty_like(sinks[1][heads])}
         given = (dout[:, part.rows, heads], q[:, part.rows, heads], k, v, out[:, part.rows, heads], lse[:, heads, part.rows])

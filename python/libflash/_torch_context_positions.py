@@ -39,8 +39,8 @@ class PositionForward:
         self.lse = q.new_empty(lse_shape(q), dtype=wide_type(q))
         self.resume = False
 
-    def add(self, k: Tensor, v: Tensor, rank: int, *, transfers: bool = False) -> None:
-        del transfers
+    def add(self, k: Tensor, v: Tensor, rank: int, *, beside_kernels: bool = False) -> None:
+        del beside_kernels
         options = call_options(self.schedule, self.q, rank)
         options.pop("deterministic", None)  # forward always is
         if not self.resume and self.schedule.sink is not None:
@@ -66,9 +66,12 @@ class PositionBackward:
         self.delta = {} if schedule.one_call else {"delta": torch.empty_like(given[3])}
         self.begun = False
 
+    def gradient_type(self, x: Tensor) -> torch.dtype:
+        """Of the gradient for x."""
+        return x.dtype if self.schedule.ranks.ring.size == 1 else wide_type(x)
+
     def like_gradients(self, x: Tensor) -> Tensor:
-        kind = x.dtype if self.schedule.ranks.ring.size == 1 else wide_type(x)
-        return torch.empty_like(x, memory_format=torch.contiguous_format, dtype=kind)
+        return torch.empty_like(x, memory_format=torch.contiguous_format, dtype=self.gradient_type(x))
 
     def begin(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return self.add(k, v, self.schedule.ranks.ring.rank)
@@ -76,9 +79,10 @@ class PositionBackward:
     def end(self) -> tuple[()]:
         return ()
 
-    def add(self, k: Tensor, v: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    def add(self, k: Tensor, v: Tensor, rank: int, into: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """`into`: where dk and dv go, if given."""
         dout, q, out, lse = self.given
-        dk, dv = self.like_gradients(k), self.like_gradients(v)
+        dk, dv = into if into is not None else (self.like_gradients(k), self.like_gradients(v))
         options = call_options(self.schedule, q, rank) | self.delta | {"dq": self.dq, "dk": dk, "dv": dv, "add": self.begun}
         if self.begun:
             dk.zero_()

@@ -8,16 +8,19 @@ the next step are on their way during the computation.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
 from . import _torch_context_group as groups
 from ._context_layout import Layout, LocalTokens, chunks_by_position
-from ._torch_context_group import Chunks, Exchange, Ranks
+from ._torch_context_group import Chunks, Ranks
 from ._torch_context_parts import Part, PartBackward, PartForward, Sum, keys_used, parts_of, serves
 from ._torch_context_positions import PositionBackward, PositionForward
+from ._torch_context_transport import Arrival, Memory, Partners, Transport, opened
 
 ALL = -1  # in place of the number of a rank: the keys of all ranks together
 
@@ -26,7 +29,9 @@ Tensor = torch.Tensor
 
 @dataclass
 class Schedule:
-    """`options`: of libflash.attention, the same in all steps. `window`: keys that a row sees to the left and right; -1: all."""
+    """`options`: of libflash.attention, the same in all steps. `window`: keys that a row sees to the left and right; -1: all.
+    `memory`: that of the ring, if its ranks share some.
+    """
 
     ranks: Ranks
     layout: Layout
@@ -34,6 +39,7 @@ class Schedule:
     gathered: bool
     options: dict[str, Any]
     sink: Tensor | None = None
+    memory: Memory | None = None
 
     # -- one call
 
@@ -63,10 +69,11 @@ class Schedule:
     def sees(self, rows: int, columns: int) -> bool:
         return self.layout.sees(self.ranks.members(rows), self.ranks.members(columns), self.window)
 
-    def partner(self, step: int) -> tuple[int, int]:
-        """The rank that uses this rank's keys in a step, and the rank whose keys this rank uses."""
+    def partners(self, step: int) -> Partners:
         ring = self.ranks.ring
-        return (ring.rank + step) % ring.size, (ring.rank - step) % ring.size
+        user, owner = (ring.rank + step) % ring.size, (ring.rank - step) % ring.size
+        return Partners(step, user if self.sees(user, ring.rank) else None, owner if self.sees(ring.rank, owner) else None,
+                        _anyone_sees(self.layout, self.ranks.heads.size, ring.size, self.window, step))  # fmt: skip
 
     def parts(self, rows: int, columns: int) -> tuple[Part, ...]:
         return parts_of(self.layout, self.members(rows), self.members(columns), self.options["causal"])
@@ -75,60 +82,86 @@ class Schedule:
         """Of keys or values of the rank `columns`: those that `rows` needs."""
         return x[:, : keys_used(self.parts(rows, columns))] if self.in_parts(x) else x
 
-    def send_keys(self, step: int, k: Tensor, v: Tensor) -> Exchange:
-        ring = self.ranks.ring
-        to, source = self.partner(step)
-        sent = tuple(self.cut(to, ring.rank, x) for x in (k, v))
-        return Exchange(ring, 4 * step, to if self.sees(to, ring.rank) else None, sent,
-                        source if self.sees(ring.rank, source) else None,
-                        tuple(self.cut(ring.rank, source, x) for x in (k, v)))  # fmt: skip
+    def opened(
+        self, k: Tensor, v: Tensor, gradient_types: tuple[torch.dtype, torch.dtype] | None = None
+    ) -> AbstractContextManager[Transport]:
+        return opened(self.ranks.ring, self.memory, (k, v), gradient_types)
 
-    def send_gradients(self, step: int, made: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Exchange:
+    def send_keys(self, transport: Transport, step: int, k: Tensor, v: Tensor) -> Arrival | None:
+        """Of a step: None after the last one."""
         ring = self.ranks.ring
-        user, owner = self.partner(step)
-        return Exchange(ring, 4 * step + 2, owner if made else None, made,
-                        user if self.sees(user, ring.rank) else None, like)  # fmt: skip
+        if step >= ring.size:
+            return None
+        partners = self.partners(step)
+        user, owner = partners.user, partners.owner
+        sent = () if user is None else tuple(self.cut(user, ring.rank, x) for x in (k, v))
+        return transport.keys(partners, sent, () if owner is None else tuple(self.cut(ring.rank, owner, x) for x in (k, v)))
+
+    def send_gradients(self, transport: Transport, step: int, made: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Arrival:
+        """`like`: those of all keys of this rank."""
+        partners = self.partners(step)
+        user = partners.user
+        return transport.gradients(
+            partners, made, () if user is None else tuple(self.cut(user, self.ranks.ring.rank, x) for x in like)
+        )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        ring, calls = self.ranks.ring, self.forward_calls(q, v)
-        if self.gathered:
-            calls.add(self.gather(k), self.gather(v), ALL)
-            return calls.finish()
-        following = self.send_keys(1, k, v) if ring.size > 1 else None
-        calls.add(k, v, ring.rank, transfers=ring.size > 1)
-        keys: tuple[Tensor, ...] = ()
-        for step in range(1, ring.size):
-            keys = following.wait() if following else ()
-            following = self.send_keys(step + 1, k, v) if step + 1 < ring.size else None
-            if keys:
-                calls.add(keys[0], keys[1], self.partner(step)[1], transfers=following is not None)
-        keys = ()  # their memory is free when the results are merged
+        calls = self.forward_calls(q, v)
+        with self.opened(k, v) as transport:
+            if self.gathered:
+                gathered = transport.gather(self.chunks(), self.token_dim())
+                calls.add(*gathered, ALL)
+                del gathered
+            else:
+                self.forward_steps(calls, transport, k, v)
         return calls.finish()
+
+    def forward_steps(self, calls: PositionForward | PartForward, transport: Transport, k: Tensor, v: Tensor) -> None:
+        following = self.send_keys(transport, 1, k, v)
+        calls.add(k, v, self.ranks.ring.rank, beside_kernels=following is not None and transport.takes_multiprocessors)
+        for step in range(1, self.ranks.ring.size):
+            keys = following.wait() if following else ()
+            following = self.send_keys(transport, step + 1, k, v)
+            if keys:
+                beside = following is not None and transport.takes_multiprocessors
+                calls.add(keys[0], keys[1], self.owner(step), beside_kernels=beside)
+
+    def owner(self, step: int) -> int:
+        return (self.ranks.ring.rank - step) % self.ranks.ring.size
 
     def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
                  dsink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        ring, calls = self.ranks.ring, self.backward_calls((dout, q, out, lse), dlse, dsink)
+        calls = self.backward_calls((dout, q, out, lse), dlse, dsink)
         if self.gathered:
-            gathered = self.gather(k), self.gather(v)
+            with self.opened(k, v) as transport:
+                gathered = transport.gather(self.chunks(), self.token_dim())
             gradients = calls.add(*gathered, ALL)
             del gathered
             dk, dv = (self.scatter_sum(x).to(k.dtype) for x in gradients)
             return calls.finish(), dk, dv
+        with self.opened(k, v, (calls.gradient_type(k), calls.gradient_type(v))) as transport:
+            dk, dv = self.backward_steps(calls, transport, k, v)
+        return calls.finish(), dk, dv
+
+    def backward_steps(self, calls: PositionBackward | PartBackward, transport: Transport, k: Tensor,
+                       v: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
         home = GradientsOfKeys(k.shape[1])
-        following = self.send_keys(1, k, v) if ring.size > 1 else None
+        following = self.send_keys(transport, 1, k, v)
         home.add(calls.begin(k, v))
-        arriving: Exchange | None = None
-        for step in range(1, ring.size):
+        like = tuple(x.new_empty((), dtype=calls.gradient_type(x)).expand(x.shape) for x in (k, v))
+        arriving: Arrival | None = None
+        for step in range(1, self.ranks.ring.size):
             keys = following.wait() if following else ()
-            following = self.send_keys(step + 1, k, v) if step + 1 < ring.size else None
-            made: tuple[Tensor, ...] = calls.add(*keys, self.partner(step)[1]) if keys else ()
+            following = self.send_keys(transport, step + 1, k, v)
+            made: tuple[Tensor, ...] = ()
+            if keys:
+                made = calls.add(keys[0], keys[1], self.owner(step), into=transport.room(keys))
             home.add(arriving.wait() if arriving else ())
-            user = self.partner(step)[0]
-            arriving = self.send_gradients(step, made, tuple(calls.like_gradients(self.cut(user, ring.rank, x)) for x in (k, v)))
+            arriving = None  # its memory is free when more arrives
+            arriving = self.send_gradients(transport, step, made, like)
         home.add(calls.end())
         home.add(arriving.wait() if arriving else ())
-        dk, dv = home.finish(k.dtype, v.dtype)
-        return calls.finish(), dk, dv
+        return home.finish(k.dtype, v.dtype)
 
     # -- all keys at once
 
@@ -138,15 +171,19 @@ class Schedule:
     def chunks(self) -> Chunks:
         return chunks_by_position(self.layout.order, tuple(range(self.ranks.ring.size)), self.ranks.size)
 
-    def gather(self, x: Tensor) -> Tensor:
-        return groups.join_chunks(groups.gather(self.ranks.ring, x), self.chunks(), self.token_dim())
-
     def scatter_sum(self, x: Tensor) -> Tensor:
         """Of the first tokens; the gradients of the others are zeros."""
         missing = self.layout.tokens - x.shape[self.token_dim()]
         if missing > 0:
             x = torch.cat((x, x.new_zeros((x.shape[0], missing, *x.shape[2:]))), 1)
         return groups.sum_over_ranks(self.ranks.ring, groups.split_chunks(x, self.chunks(), self.token_dim()))
+
+
+@cache
+def _anyone_sees(layout: Layout, heads: int, ring: int, window: tuple[int, int], step: int) -> bool:
+    """Whether in a step any rank uses keys; `heads`, `ring`: ranks of each axis."""
+    members = [tuple(rank * heads + n for n in range(heads)) for rank in range(ring)]
+    return any(layout.sees(members[rank], members[rank - step], window) for rank in range(ring))
 
 
 class GradientsOfKeys:

@@ -10,6 +10,10 @@ follows the same steps. Tensors have the size of the rank's tokens; `out` stands
     all_gather          K and V of all ranks twice, while they are put in order; results and gradients of one call
     heads               q, k, v, out with all tokens and a share of the heads; each exchange holds what it sends and receives
     heads_ring          both
+
+Symmetric memory, with which keys travel if the ranks share some, has K and V of the rank, and after a backward call of a ring
+gradients of one or two steps; it counts as held from the beginning, although PyTorch's allocator does not have it. K and V of all
+ranks arrive in order then, and gradients for other ranks are made in it.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from libflash._context_choice import key_heads_repeated
 from libflash._context_layout import Layout
 from libflash._torch_context_group import ALONE, Axis, Ranks
 from libflash._torch_context_parts import MOST_RESULTS, Part, keys_used, parts_of
+from libflash._torch_context_transport import ALIGNMENT, SLOTS
 
 # Bytes of the workspace of a call: operation, rows, keys, numbers of query and key heads, causal.
 Workspace = Callable[[str, int, int, tuple[int, int], bool], int]
@@ -127,6 +132,7 @@ class Schedule:
     causal: bool
     shape: Shape  # tokens and heads of the rank after the exchange
     workspace: Workspace
+    symmetric: bool
 
     def __post_init__(self) -> None:
         self.rows = self.shape.rows()
@@ -159,9 +165,16 @@ class Schedule:
             self.held.give(sum(results))
         return [size]
 
+    def take_symmetric_memory(self, gathered: bool, backward: bool) -> None:
+        slots = min(SLOTS, self.ranks.ring.size - 1) if backward and not gathered else 0
+        for row in (self.rows.k, self.rows.v):
+            self.held.take((1 + slots) * -(-self.shape.tokens * row // ALIGNMENT) * ALIGNMENT)
+
     def gather(self) -> int:
         """K and V of all ranks."""
         size = self.ranks.ring.size * self.shape.tokens
+        if self.symmetric:
+            return self.held.take(size * self.rows.kv)
         for row in (self.rows.k, self.rows.v):
             received = self.held.take(size * row)
             self.held.take(size * row)
@@ -191,9 +204,14 @@ class Schedule:
 
     # -- backward
 
-    def gradients(self, parts: tuple[Part, ...]) -> tuple[int, int]:
-        """Of the keys of another rank, or of all: the rows of dq, and the keys of dk and dv."""
+    def gradients(self, parts: tuple[Part, ...], columns_of_others: bool = True) -> tuple[int, int]:
+        """Of the keys of another rank, or of all: the rows of dq, and the keys of dk and dv that are held."""
         used = keys_used(parts)
+        if self.symmetric and len(parts) == 1 and columns_of_others:
+            rows = parts[0].rows.stop - parts[0].rows.start
+            self.held.take(rows * self.rows.q)
+            self.during("backward", parts[0])
+            return rows, 0
         sums = [SumOfTerms(self.held, used, row, self.rows.wide) for row in (self.rows.k, self.rows.v)]
         rows = max(part.rows.stop for part in parts) - min(part.rows.start for part in parts)
         self.held.take(rows * self.rows.q)
@@ -219,7 +237,7 @@ class Schedule:
         ring, rows, held, tokens = self.ranks.ring, self.rows, self.held, self.shape.tokens
         if gathered:
             keys = self.gather()
-            used = self.gradients(self.parts(ring.rank, None))[1]
+            used = self.gradients(self.parts(ring.rank, None), columns_of_others=False)[1]
             held.give(keys)
             for row in (rows.k, rows.v):
                 self.scatter_sum(row, used)
@@ -244,15 +262,18 @@ class Schedule:
                 total.add(arriving)
             user = (ring.rank + step) % ring.size
             arriving = keys_used(self.parts(user, ring.rank))
-            held.take(arriving * rows.kv)
             held.give(sent * rows.kv)
+            held.take(arriving * rows.kv)
             sent = made
         self.own(slice(half, None))
         dq.add(tokens)
+        kept = 0
         for total in (dk, dv):
             total.add(tokens)
-            if arriving:
-                total.add(arriving)
+            kept += 0 if total.terms else held.take(tokens * total.row)  # dk and dv of the own step, until both are added
+        held.give(kept)
+        for total in (dk, dv) if arriving else ():
+            total.add(arriving)
         for total in (dk, dv, dq):
             total.finish()
         held.give(sizes[ring.size - 1] + sent * rows.kv)
@@ -288,15 +309,17 @@ def ranks_of(scheme: str, mesh: tuple[int, ...], rank: int) -> Ranks:
 
 def peak(
     scheme: str, shape: Shape, mesh: tuple[int, ...], causal: bool, backward: bool, rank: int, order: str = "zigzag",
-    workspace: Workspace = no_workspace,
+    workspace: Workspace = no_workspace, symmetric: bool = False,
 ) -> int:  # fmt: skip
-    """Of forward without gradients, or of forward and backward."""
+    """Of forward without gradients, or of forward and backward. `symmetric`: whether keys travel through symmetric memory."""
     held, ranks = Held(), ranks_of(scheme, mesh, rank)
     layout = Layout(order, shape.tokens * ranks.size, ranks.size)
     share, rows = ranks.heads.size, shape.rows()
     repeat = key_heads_repeated(shape.heads_q, shape.heads_k, share)
     inner = Shape(shape.tokens * share, shape.heads_q // share, shape.heads_k * repeat // share, shape.head_dim, shape.element)
-    schedule = Schedule(held, ranks, layout, causal, inner, workspace)
+    schedule = Schedule(held, ranks, layout, causal, inner, workspace, symmetric and ranks.ring.size > 1)
+    if schedule.symmetric:
+        schedule.take_symmetric_memory(scheme == "all_gather", backward)
     n, exchanged, gathered = shape.tokens, share > 1, scheme == "all_gather" or ranks.ring.size == 1
     keys = [n * row * repeat for row in (rows.k, rows.v)]
     if exchanged:

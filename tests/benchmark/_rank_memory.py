@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import libflash.torch
 import torch
@@ -12,23 +13,36 @@ import torch.distributed as dist
 from _context_memory import Shape, Workspace, peak
 
 import libflash
+from libflash import _torch_symmetric_memory as symmetric_memory
 
 
-def measured_peak(call: Callable[[], object], device: torch.device) -> int | None:
-    """What the call holds at most, its results included: bytes of PyTorch's allocator. None on a CPU."""
+class Measured(NamedTuple):
+    """Bytes, and whether some of them are symmetric memory."""
+
+    size: int
+    symmetric: bool = False
+
+
+def measured_peak(call: Callable[[], object], device: torch.device) -> Measured | None:
+    """What the call holds at most, its results included: of PyTorch's allocator, and symmetric memory. None on a CPU."""
     if device.type != "cuda":
         call()
         return None
     torch.cuda.synchronize()
+    symmetric_memory.release()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     call()
-    return torch.cuda.max_memory_allocated() - before
+    symmetric = symmetric_memory.held()
+    return Measured(torch.cuda.max_memory_allocated() - before + symmetric, symmetric > 0)
 
 
-def modelled_peak(scheme: str, whole: list[torch.Tensor], shards: list[torch.Tensor], causal: bool, backward: bool) -> int | None:
-    """Of this rank; None for what is not libflash's."""
+def modelled_peak(
+    name: str, whole: list[torch.Tensor], shards: list[torch.Tensor], causal: bool, backward: bool, symmetric: bool
+) -> int | None:
+    """Of this rank; None for what is not libflash's. `name`: a scheme, and a transport after a comma."""
     q, k, _ = shards
+    scheme = name.partition(",")[0]
     if scheme == "auto":
         scheme = libflash.torch.explain_context_parallel(*shards, causal=causal).split(":")[0].split()[1]
     if scheme not in ("ring", "all_gather", "heads", "heads_ring"):
@@ -36,7 +50,7 @@ def modelled_peak(scheme: str, whole: list[torch.Tensor], shards: list[torch.Ten
     ranks = dist.get_world_size()
     mesh = (2, ranks // 2) if scheme == "heads_ring" else (ranks,)
     shape = Shape(q.shape[1], q.shape[2], k.shape[2], q.shape[3], q.element_size())
-    return peak(scheme, shape, mesh, causal, backward, dist.get_rank(), workspace=workspace_of(whole))
+    return peak(scheme, shape, mesh, causal, backward, dist.get_rank(), workspace=workspace_of(whole), symmetric=symmetric)
 
 
 def workspace_of(whole: list[torch.Tensor]) -> Workspace:
@@ -53,12 +67,14 @@ def workspace_of(whole: list[torch.Tensor]) -> Workspace:
 
 
 def memory_of_ranks(
-    peaks: dict[str, int | None], whole: list[torch.Tensor], shards: list[torch.Tensor], causal: bool, backward: bool
+    peaks: dict[str, Measured | None], whole: list[torch.Tensor], shards: list[torch.Tensor], causal: bool, backward: bool
 ) -> dict[str, dict[str, int]]:
     """The largest of all ranks: {"bytes": ..., "model": ...}, the latter for libflash's schemes."""
     made = {}
-    for name, found in peaks.items():
-        pair = torch.tensor([found or 0, modelled_peak(name, whole, shards, causal, backward) or 0], device=whole[0].device)
+    for name, peak_of_rank in peaks.items():
+        found = peak_of_rank or Measured(0)
+        model = modelled_peak(name, whole, shards, causal, backward, found.symmetric) or 0
+        pair = torch.tensor([found.size, model], device=whole[0].device)
         dist.all_reduce(pair, dist.ReduceOp.MAX)
         made[name] = {what: size for what, size in zip(("bytes", "model"), pair.tolist(), strict=True) if size}
     return made

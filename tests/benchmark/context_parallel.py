@@ -3,6 +3,7 @@ kernels and PyTorch's own context_parallel, against the ranks working on whole p
 
     torchrun --nproc-per-node 2 tests/benchmark/context_parallel.py                            GPUs: 32k to 512k tokens, bf16
     torchrun --nproc-per-node 2 tests/benchmark/context_parallel.py --device cpu --tokens 512 --heads 4/2 --head-dim 32
+    torchrun ... --schemes ring all_gather --transports messages symmetric_memory              a contender for each transport
 
 Batch 1, zigzag order. Scheme heads_ring runs where the ranks form a mesh of 2 by at least 2; the plain ring is for causal
 attention only. A sample is a window of as many calls back to back as take 250 ms (on CPUs: one call); each round has one of every
@@ -33,7 +34,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from _context_model import RingModel
 from _plain_ring import PlainRing
-from _rank_memory import measured_peak, memory_of_ranks, said_of_memory
+from _rank_memory import Measured, measured_peak, memory_of_ranks, said_of_memory
 from _rank_timing import Call, Clock
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -41,6 +42,8 @@ COMPARED = 16384  # tokens, at most
 PREDICTED = (4, 8, 16, 64)
 WINDOW = 250  # milliseconds of a sample on GPUs; on CPUs it is a call
 WHOLE = "one rank"
+SCHEMES = ("ring", "all_gather", "heads", "heads_ring", "auto")
+TRANSPORTS = ("auto", "messages", "symmetric_memory")
 
 
 def number_type(device: torch.device) -> torch.dtype:
@@ -62,14 +65,16 @@ def mesh_of(kind: str, *sizes: int) -> DeviceMesh:
     return init_device_mesh(kind, sizes, mesh_dim_names=("heads", "ring") if len(sizes) == 2 else None)
 
 
-def own_scheme(scheme: str, causal: bool, device: torch.device) -> Callable[..., torch.Tensor]:
+def own_scheme(scheme: str, transport: str, causal: bool, device: torch.device) -> Callable[..., torch.Tensor]:
     ranks = dist.get_world_size()
     where = {}
     if scheme == "heads_ring":
         where = {"mesh": mesh_of(device.type, 2, ranks // 2)}
 
     def attention(*tensors: torch.Tensor) -> torch.Tensor:
-        return libflash.torch.context_parallel_attention(*tensors, scheme=scheme, causal=causal, check=False, **where)
+        return libflash.torch.context_parallel_attention(
+            *tensors, scheme=scheme, causal=causal, check=False, transport=transport, **where
+        )
 
     return attention
 
@@ -92,17 +97,26 @@ def context_of_pytorch(device: torch.device) -> Iterator[None]:
         yield
 
 
-def schemes(ranks: int) -> tuple[str, ...]:
-    return ("ring", "all_gather", "heads", *["heads_ring"] * (ranks >= 4 and ranks % 2 == 0), "auto")
+def ways(ranks: int, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """Name, scheme and transport. Heads travel by messages, and "auto" decides all."""
+    for scheme in options.schemes:
+        if scheme == "heads_ring" and (ranks < 4 or ranks % 2):
+            continue
+        if scheme in ("heads", "auto"):
+            yield scheme, scheme, "auto"
+            continue
+        for transport in options.transports:
+            yield scheme if transport == "auto" else f"{scheme}, {transport}", scheme, transport
 
 
 def contenders(
-    shards: list[torch.Tensor], backward: bool, causal: bool, peers: bool
-) -> tuple[dict[str, Call], dict[str, int | None]]:
+    shards: list[torch.Tensor], backward: bool, causal: bool, options: argparse.Namespace
+) -> tuple[dict[str, Call], dict[str, Measured | None]]:
     """Those that run here, and the memory that one call of each took; others are named with the reason."""
     ranks, device = dist.get_world_size(), shards[0].device
     calls: dict[str, Call] = {}
-    peaks: dict[str, int | None] = {}
+    peaks: dict[str, Measured | None] = {}
+    peers = not options.no_peers
 
     def try_out(name: str, call: Call) -> None:
         try:
@@ -112,9 +126,9 @@ def contenders(
         else:
             calls[name] = call
 
-    for scheme in schemes(ranks):
-        attention = own_scheme(scheme, causal, device)
-        try_out(scheme, lambda attention=attention: gradients(attention, shards, backward))
+    for name, scheme, transport in ways(ranks, options):
+        attention = own_scheme(scheme, transport, causal, device)
+        try_out(name, lambda attention=attention: gradients(attention, shards, backward))
     if peers and causal:
         try_out("plain ring", lambda: gradients(PlainRing.apply, shards, backward))
 
@@ -149,10 +163,12 @@ def cell(tokens: int, heads: tuple[int, int], backward: bool, causal: bool, cloc
     ranks = dist.get_world_size()
     mask, passes = "causal" if causal else "full", "forward and backward" if backward else "forward"
     say(f"{tokens} tokens, heads {heads[0]}/{heads[1]}, {mask}, {passes}, {ranks} ranks")
-    calls, peaks = contenders(shards, backward, causal, not options.no_peers)
+    calls, peaks = contenders(shards, backward, causal, options)
     memory = {}
     if device.type == "cuda":
         memory = memory_of_ranks(peaks | {WHOLE: measured_peak(one_rank, device)}, whole, shards, causal, backward)
+        for call in calls.values() if any(peak and peak.symmetric for peak in peaks.values()) else ():
+            call()  # each measurement released symmetric memory: no sample shall allocate it
     else:
         one_rank()
     if tokens <= COMPARED:
@@ -192,6 +208,8 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", default=["32/8", "32/32"], metavar="Q/K")
     parser.add_argument("--masks", nargs="+", default=["causal"], choices=("causal", "full"))
     parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=("forward", "both"))
+    parser.add_argument("--schemes", nargs="+", default=SCHEMES, choices=SCHEMES)
+    parser.add_argument("--transports", nargs="+", default=["auto"], choices=TRANSPORTS, help="of keys (default: auto)")
     parser.add_argument("--no-peers", action="store_true", help="only the schemes of libflash")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5, help="windows of each contender (default: %(default)s)")

@@ -19,6 +19,7 @@ from libflash._context_layout import Layout, tokens_of  # noqa: E402
 
 from libflash import _torch_context_group as groups  # noqa: E402  (these need torch)
 from libflash import _torch_context_schedule as schedules  # noqa: E402
+from libflash import _torch_context_transport as transports  # noqa: E402
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 RANKS, TOKENS, HEADS, DIM = 4, 4 * 2 * 37, 4, 64
@@ -90,7 +91,7 @@ def test_ranks_of_a_group(device: str, name: str, dtype: str, in_parts: bool, mo
         pytest.skip("parts do not serve this")
     monkeypatch.setattr(schedules, "serves", lambda *given: in_parts)
     mailbox = Mailbox()
-    monkeypatch.setattr(schedules, "Exchange", partial(Exchange, mailbox))
+    monkeypatch.setattr(transports, "Exchange", partial(Exchange, mailbox))
     monkeypatch.setattr(groups, "gather", mailbox.gather)
     monkeypatch.setattr(groups, "swap", mailbox.swap)
     x = {key: value.to(getattr(torch, dtype)) for key, value in inputs(documents).items()}

@@ -4,6 +4,7 @@ Decode.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -19,6 +20,10 @@ import context_ranks  # noqa: E402
 import decode_ranks  # noqa: E402
 import libflash.torch as adapter  # noqa: E402
 from context_ranks import Problem, gradients, run_ranks  # noqa: E402
+from two_processes import run_in_two_processes  # noqa: E402
+
+import libflash  # noqa: E402
+from libflash import _torch_symmetric_memory as symmetric  # noqa: E402
 
 CAUSAL = ("causal", True)
 SHAPE = (2, 4 * 296, 8, 2, 64, 64)
@@ -93,13 +98,128 @@ def test_same_bits_in_every_run(tmp_path: pathlib.Path, scheme: str) -> None:
                 assert torch.equal(x, other[name]), name
 
 
-def graph_job(rank: int, scheme: str) -> list[bool]:
-    """Whether out and gradients of replays of a captured call are those of calls, also for other values."""
+def bits_of(problem: Problem, transport: str) -> dict[str, Any]:
+    return context_ranks.run_problem(dataclasses.replace(problem, transport=transport))
+
+
+def transports_job(problems: list[Problem]) -> list[list[str]]:
+    """Of each problem, the results that the transports give other bits. Twice: memory is used again, for other shapes."""
+    made = []
+    for problem in problems * 2:
+        one, other = (bits_of(problem, transport) for transport in ("messages", "symmetric_memory"))
+        made.append([name for name, x in one.items() if not torch.equal(x, other[name])])
+    return made
+
+
+def obstacle_here() -> str:
+    """Why these GPUs have no symmetric memory, or ''."""
+    x = torch.zeros(1, 8, 1, 64, device="cuda", dtype=torch.bfloat16)
+    adapter.context_parallel_attention(x, x, x, scheme="ring")
+    said = adapter.explain_context_parallel(x, x, x, scheme="ring")
+    return "" if "transport  symmetric_memory" in said else said
+
+
+DETERMINISTIC = ("deterministic", True)
+ON_BOTH = [
+    Problem(f"both-{scheme}-{order}-{batch}-{dtype}-{len(more)}", scheme, order, shape=(batch, 4 * 296, 8, 2, 64, 64),
+            dtype=dtype, device="cuda", sink=True, dlse=True, options=(CAUSAL, DETERMINISTIC, *more))
+    for scheme, order in itertools.product(("ring", "all_gather"), ("zigzag", "contiguous"))
+    for batch, dtype, more in ((1, "bfloat16", ()), (3, "bfloat16", ()), (2, "float32", ()),
+                               (2, "bfloat16", (("window_size", (300, -1)),)))
+]  # fmt: skip
+
+
+def memory_job(rank: int) -> dict[str, Any]:
+    """Backward after other calls on other streams, growth, and captures that would need more memory."""
     torch.manual_seed(rank)
+    symmetric.release()
+
+    def inputs(tokens: int) -> list[Any]:
+        return [torch.randn(1, tokens, n, 128, device="cuda", dtype=torch.bfloat16).requires_grad_() for n in (8, 2, 2)]
+
+    def forward(x: list[Any], transport: str = "auto") -> Any:
+        return adapter.context_parallel_attention(*x, scheme="ring", causal=True, deterministic=True, transport=transport)
+
+    def refused(x: list[Any]) -> str:
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                forward(x)
+        except libflash.InvalidError as error:
+            return str(error)
+        return ""
+
+    several = [inputs(tokens) for tokens in (512, 16384, 1024)]
+    torch.cuda.synchronize()
+    results = []
+    for transport in ("messages", "symmetric_memory"):
+        streams = [torch.cuda.Stream() for _ in several]
+        outs = []
+        for x, stream in zip(several, streams, strict=True):
+            with torch.cuda.stream(stream):
+                outs.append(forward(x, transport))
+        results.append([torch.autograd.grad(out, x, out.detach()) for out, x in zip(outs, several, strict=True)])
+        torch.cuda.synchronize()
+    pairs = [pair for one, other in zip(*results, strict=True) for pair in zip(one, other, strict=True)]
+    made: dict[str, Any] = {"same": [torch.equal(*pair) for pair in pairs], "held": symmetric.held()}
+    made["growth"] = refused(inputs(65536))
+    symmetric.release()
+    made["released"] = symmetric.held()
+    made["first"] = refused(inputs(512))
+    return made
+
+
+def symmetric_job(rank: int, problems: list[Problem]) -> Any:
+    """Or why these GPUs have no symmetric memory."""
+    return obstacle_here() or (transports_job(problems), memory_job(rank))
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids="{} GPUs".format)
+def on_both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Problem], list[Any]]:
+    """Problems, and what each rank says."""
+    if torch.cuda.device_count() < request.param:
+        pytest.skip(f"needs {request.param} CUDA devices")
+    problems = list(ON_BOTH)
+    for problem in ON_BOTH[:2] if request.param == 4 else ():
+        problems.append(dataclasses.replace(problem, name=f"mesh-{problem}", scheme="heads_ring", mesh=(2, 2)))
+    results = run_ranks(request.param, tmp_path_factory.mktemp("ranks"), symmetric_job, problems, backend="nccl")
+    if isinstance(results[0], str):
+        pytest.skip(results[0])
+    return problems, results
+
+
+def test_both_transports_give_the_same_bits(on_both: tuple[list[Problem], list[Any]]) -> None:
+    problems, results = on_both
+    for bits, _ in results:
+        for problem, differ in zip(problems * 2, bits, strict=True):
+            assert differ == [], str(problem)
+
+
+def test_memory_of_a_group(on_both: tuple[list[Problem], list[Any]]) -> None:
+    for _, made in on_both[1]:
+        assert all(made["same"])
+        slots = min(2, len(on_both[1]) - 1)
+        assert made["held"] == 16384 * 2 * 2 * 128 * 2 * (1 + slots)  # K and V, and slots for their gradients
+        assert "bytes of symmetric memory are needed inside the capture of a graph" in made["growth"]
+        assert made["released"] == 0
+        assert "the first call of its group and inside the capture of a graph" in made["first"]
+
+
+def test_a_rank_that_ends(tmp_path: pathlib.Path) -> None:
+    """The other one raises within the time limit of the group."""
+    assert "raised" in run_in_two_processes("context_faults.py", tmp_path, "backward", "cuda", seconds=100)[0]
+
+
+def graph_job(rank: int, scheme: str) -> list[bool]:
+    torch.manual_seed(rank)
+    return graph_of(scheme, "auto") + graph_of(scheme, "messages")
+
+
+def graph_of(scheme: str, transport: str) -> list[bool]:
+    """Whether out and gradients of replays of a captured call are those of calls, also for other values."""
     x = [torch.randn(1, 2048, heads, 128, device="cuda", dtype=torch.bfloat16).requires_grad_() for heads in (8, 2, 2)]
 
     def step() -> list[Any]:
-        out = adapter.context_parallel_attention(*x, scheme=scheme, causal=True, deterministic=True)
+        out = adapter.context_parallel_attention(*x, scheme=scheme, causal=True, deterministic=True, transport=transport)
         return [out, *torch.autograd.grad(out, x, out.detach())]
 
     side = torch.cuda.Stream()
@@ -121,7 +241,7 @@ def graph_job(rank: int, scheme: str) -> list[bool]:
 
 @pytest.mark.parametrize("scheme", ["ring", "heads", "all_gather"])
 def test_in_a_graph(tmp_path: pathlib.Path, scheme: str) -> None:
-    assert run_ranks(2, tmp_path, graph_job, scheme, backend="nccl") == [[True] * 8] * 2
+    assert run_ranks(2, tmp_path, graph_job, scheme, backend="nccl") == [[True] * 16] * 2
 
 
 @pytest.mark.parametrize("case", [case for case in decode_ranks.CASES if case.dtype != "fp64"], ids=lambda case: case.name)

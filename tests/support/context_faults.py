@@ -1,4 +1,6 @@
-"""Run by test_torch_context_decode.py in each of two processes: rank 1 ends without taking part in the call of rank 0."""
+"""Run by test_torch_context_decode.py and test_torch_context_transport.py in each of two processes: rank 1 ends without taking
+part in the call of rank 0.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,22 @@ import torch
 import torch.distributed as dist
 
 rank, store, call = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20))
-q, k = torch.zeros(1, 8, 4, 16), torch.zeros(1, 8, 2, 16)
+if "shared memory" in sys.argv:
+    import shared_memory
+
+    shared_memory.install()
+on_gpus = "cuda" in sys.argv
+device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
+if on_gpus:
+    torch.cuda.set_device(device)
+backend = "nccl" if on_gpus else "gloo"
+limit = datetime.timedelta(seconds=10 if on_gpus else 20)
+dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit)
+q, k = torch.zeros(1, 8, 4, 16, device=device), torch.zeros(1, 8, 2, 16, device=device)
 # Once together, so that the processes are connected.
 out = libflash.torch.context_parallel_attention(q.clone().requires_grad_(), k, k, scheme="ring")
+if on_gpus:
+    torch.cuda.synchronize()
 if rank == 1:
     os._exit(0)
 try:
@@ -25,6 +39,8 @@ try:
         libflash.torch.context_parallel_decode(q[:, :1], k, k, cache_seqlens=lengths, check=False)
     else:
         libflash.torch.context_parallel_attention(q, k, k, scheme=call, check=False)
+    if on_gpus:
+        torch.cuda.synchronize()
 except RuntimeError as error:
     print("raised", str(error)[:200], flush=True)
 else:

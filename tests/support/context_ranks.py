@@ -31,6 +31,7 @@ class Problem:
     documents: tuple[int, ...] | None = None  # lengths
     one_hot_values: bool = False  # v = identity: out is the matrix of probabilities
     device: str = "cpu"
+    transport: str = "auto"
     options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
@@ -95,8 +96,9 @@ def run_problem(problem: Problem) -> dict[str, torch.Tensor]:
 
     def call(q: Any, k: Any, v: Any, **options: Any) -> Any:
         return adapter.context_parallel_attention(
-            q, k, v, scheme=problem.scheme, order=problem.order, cu_seqlens=problem.cu_seqlens(), **where, **options
-        )
+            q, k, v, scheme=problem.scheme, order=problem.order, cu_seqlens=problem.cu_seqlens(), transport=problem.transport,
+            **where, **options,
+        )  # fmt: skip
 
     made = gradients(problem, mine, call)
     joined = {}

@@ -4,12 +4,16 @@ memory that a rank takes.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import pytest
 import torch
 from libflash._torch_context import ContextParallel, make_plan, read_arguments
 from libflash._torch_context_group import Axis
+from libflash._torch_context_transport import Copied
 
 from libflash import _torch_context as calls
 from libflash import _torch_context_schedule as schedules
@@ -24,12 +28,42 @@ def stop_sending(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "serves", lambda *given: True)
 
 
-def step(x: list[torch.Tensor], scheme: str, order: str, mesh: tuple[int, ...], rank: int, causal: bool, backward: bool) -> Any:
+class OwnMemory:
+    """In place of symmetric memory: that of this rank, for all."""
+
+    size = 0
+
+    def reserve(self, axis: Axis, size: int) -> OwnMemory:
+        del axis
+        if self.size < size:
+            self.block = torch.zeros(size, dtype=torch.uint8)
+            self.size = size
+        return self
+
+    def view(self, rank: int, begin: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        del rank
+        return self.block[begin : begin + prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
+
+    def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Copied:
+        for to, source in pairs:
+            to.copy_(source)
+        return Copied()
+
+    def nothing(self) -> None:
+        pass
+
+    begin = end = barrier = nothing
+
+
+def step(
+    x: list[torch.Tensor], scheme: str, order: str, mesh: tuple[int, ...], rank: int, causal: bool, backward: bool,
+    memory: OwnMemory | None = None,
+) -> Any:  # fmt: skip
     """Results of rank `rank`, with the gradients if `backward`."""
     given = read_arguments(scheme, order, None, causal, (-1, -1), {})
     where = (rank,) if len(mesh) == 1 else divmod(rank, mesh[1])
     axes = tuple(Axis(None, mine, size) for mine, size in zip(where, mesh, strict=True))
-    plan = make_plan(*x, given, axes, None)
+    plan = dataclasses.replace(make_plan(*x, given, axes, None), memory=memory)
     if not backward:
         with torch.no_grad():
             return ContextParallel.apply(plan, *x, None)[0]

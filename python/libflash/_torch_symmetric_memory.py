@@ -1,0 +1,337 @@
+"""Memory that all ranks of a process group can read and write, for the transport `symmetric_memory`: PyTorch's symmetric memory.
+
+It is used where every rank has it and reaches all others: the ranks agree on that once for each group, in its first call. A
+group's memory grows when a call needs more, in which all ranks take part, and is freed with the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ._errors import InvalidError, UnsupportedError
+from ._torch_context_group import Axis
+from ._torch_context_transport import Pair, Peers
+
+Tensor = torch.Tensor
+TRANSPORTS = ("auto", "messages", "symmetric_memory")
+GRANULARITY = 1 << 21  # bytes
+TIMEOUT = 600_000  # milliseconds, where the group does not say its own
+NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+
+
+class Provider(Protocol):
+    """What makes such memory for tensors on one type of device."""
+
+    def card(self, device: torch.device) -> dict[str, Any]:
+        """What the other ranks must know of this one; `lacks`: why it cannot have such memory, or ''."""
+
+    def obstacle(self, cards: Sequence[dict[str, Any]]) -> str:
+        """Why ranks with these cards cannot share memory, or ''. The same on all ranks."""
+
+    def allocate(self, size: int, device: torch.device) -> Any:
+        """Memory of this rank."""
+
+    def connect(self, block: Any, axis: Axis) -> Peers:
+        """That of all ranks, which call it together. It must not keep the group, which keeps it."""
+
+
+class OnGpus:
+    """PyTorch's symmetric memory, of which all ranks map that of the others."""
+
+    def card(self, device: torch.device) -> dict[str, Any]:
+        others = [n for n in range(torch.cuda.device_count()) if n != device.index]
+        reached = [gpu_name(n) for n in others if torch.cuda.can_device_access_peer(device.index, n)]
+        return {"lacks": what_pytorch_lacks(device), "host": host(), "number": device.index, "gpu": gpu_name(device.index),
+                "reaches": reached}  # fmt: skip
+
+    def obstacle(self, cards: Sequence[dict[str, Any]]) -> str:
+        for rank, card in enumerate(cards):
+            if card["lacks"]:
+                return f"rank {rank}: {card['lacks']}"
+        if any(card["host"] != cards[0]["host"] for card in cards):
+            return "the ranks are on several hosts, or in several containers"
+        if len({card["number"] for card in cards}) < len(cards):
+            return "the GPUs of two ranks have one number (CUDA_VISIBLE_DEVICES), which PyTorch's symmetric memory refuses"
+        for rank, card in enumerate(cards):
+            for other, peer in enumerate(cards):
+                if other != rank and peer["gpu"] not in card["reaches"]:
+                    return f"the GPU of rank {rank} cannot read the memory of that of rank {other}"
+        return ""
+
+    def allocate(self, size: int, device: torch.device) -> Tensor:
+        """Not from a pool of PyTorch's allocator, as its empty() does: a pool would keep what a larger one has replaced."""
+        made: Tensor = pytorch()._SymmetricMemory.empty_strided_p2p((size,), [1], torch.uint8, device)
+        return made
+
+    def connect(self, block: Tensor, axis: Axis) -> OfGpus:
+        with without_multicast():
+            handle = pytorch().rendezvous(block, axis.group)
+        if handle is None:
+            raise RuntimeError("PyTorch does not know this memory")
+        return OfGpus(block, handle, timeout_of(axis.group, block.device))
+
+
+def pytorch() -> Any:
+    """Its module of symmetric memory."""
+    return importlib.import_module("torch.distributed._symmetric_memory")
+
+
+def what_pytorch_lacks(device: torch.device) -> str:
+    try:
+        module = pytorch()
+        backend = module.get_backend(device) if hasattr(module, "get_backend") else "CUDA"
+    except (ImportError, AttributeError, RuntimeError) as error:
+        return f"this PyTorch has no symmetric memory ({str(error).splitlines()[0]})"
+    return "" if backend == "CUDA" else f"PyTorch's symmetric memory has the backend {backend}; it must be CUDA"
+
+
+def gpu_name(number: int) -> str:
+    """The same in all processes of a host."""
+    properties = torch.cuda.get_device_properties(number)
+    return str(getattr(properties, "uuid", number))
+
+
+def host() -> tuple[str, ...]:
+    """The host, and what must be the same for PyTorch's processes to find each other: they meet at a file."""
+    folders = [os.environ[name] for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR") if name in os.environ]
+    made = [socket.gethostname(), *folders[:1]]
+    for path in ("/proc/self/ns/mnt", "/proc/self/ns/pid"):
+        with contextlib.suppress(OSError):
+            made.append(os.readlink(path))
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        made.append(file.read().strip())
+    return tuple(made)
+
+
+@contextlib.contextmanager
+def without_multicast() -> Iterator[None]:
+    """PyTorch else adds a multicast object, which is not needed here and which some machines refuse."""
+    before = os.environ.get(NO_MULTICAST)
+    os.environ[NO_MULTICAST] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NO_MULTICAST]
+        else:
+            os.environ[NO_MULTICAST] = before
+
+
+def timeout_of(group: Any, device: torch.device) -> int:
+    """Milliseconds after which a rank that does not come is an error: that of the group's messages."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return int(1000 * group._get_backend(device).options._timeout.total_seconds())
+    return TIMEOUT
+
+
+class Event:
+    """Copies under way on a stream."""
+
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self.event = event
+        self.device = device
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self.device).wait_event(self.event)
+
+
+class OfGpus:
+    """Views of symmetric memory, a stream for copies, and PyTorch's barrier: a kernel of one warp on the current stream.
+
+    Nothing here waits on the host, and a barrier keeps no state but in the memory of its signals, which are zero before and
+    after it: calls can be captured in a graph.
+    """
+
+    def __init__(self, block: Tensor, handle: Any, timeout: int) -> None:
+        self.block, self.handle, self.timeout = block, handle, timeout
+        self.size = block.numel()
+        self.device = block.device
+        self.stream = torch.cuda.Stream(self.device)
+        self.copies = False  # whether some may be under way
+        self.last: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
+
+    def begin(self) -> None:
+        current = torch.cuda.current_stream(self.device)
+        if self.last is not None and self.last[0] != current and not capturing(self.device):
+            current.wait_event(self.last[1])
+
+    def end(self) -> None:
+        current = torch.cuda.current_stream(self.device)
+        if self.copies:
+            current.wait_stream(self.stream)
+        self.copies = False
+        if not capturing(self.device):
+            self.last = current, current.record_event()
+
+    def view(self, rank: int, begin: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        made: Tensor = self.handle.get_buffer(rank, tuple(shape), dtype, begin // dtype.itemsize)
+        return made
+
+    def barrier(self) -> None:
+        self.handle.barrier(channel=0, timeout_ms=self.timeout)
+
+    def copy(self, pairs: Sequence[Pair]) -> Event:
+        """Between contiguous tensors of one type they are cudaMemcpyAsync: work for a copy engine."""
+        self.copies = True
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            for to, source in pairs:
+                to.copy_(source, non_blocking=True)
+            return Event(self.stream.record_event(), self.device)
+
+
+def capturing(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+PROVIDERS: dict[str, Provider] = {"cuda": OnGpus()}
+NAMED = "transport is 'symmetric_memory', and "
+
+
+class GroupMemory:
+    """Of this rank's group, as all its ranks see it. `obstacle`: why there is none, or ''."""
+
+    def __init__(self, axis: Axis, device: torch.device, provider: Provider) -> None:
+        self.device, self.provider = device, provider
+        self.peers: Peers | None = None
+        self.captured: list[Peers] = []  # graphs use them as long as they exist, which is not known here
+        self.obstacle = provider.obstacle(told(axis, device, provider.card(device)))
+
+    @property
+    def bytes(self) -> int:
+        """That this rank has allocated."""
+        return sum(peers.size for peers in {id(x): x for x in (self.peers, *self.captured) if x is not None}.values())
+
+    def reserve(self, axis: Axis, size: int) -> Peers | None:
+        """Sizes come from shapes, which are the same on all ranks: so are growth and its outcome."""
+        if self.obstacle:
+            return None
+        if self.peers is None or self.peers.size < size:
+            self.grow(axis, max(1, -(-size // GRANULARITY)) * GRANULARITY)
+        if self.peers is not None and self.peers not in self.captured and capturing(self.device):
+            self.captured.append(self.peers)
+        return self.peers
+
+    def grow(self, axis: Axis, size: int) -> None:
+        if capturing(self.device):
+            raise InvalidError(
+                f"{size} bytes of symmetric memory are needed inside the capture of a graph, where they cannot be allocated: "
+                "call once with these shapes before the capture, forward and backward, or give transport='messages'"
+            )
+        self.peers = None
+        block: Any = None
+        failed = ""
+        try:
+            block = self.provider.allocate(size, self.device)
+        except RuntimeError as error:
+            failed = f"{size} bytes could not be allocated: {str(error).splitlines()[0]}"
+        self.obstacle = first_of(told(axis, self.device, failed))
+        if self.obstacle:
+            return
+        peers: Peers | None = None
+        try:
+            peers = self.provider.connect(block, axis)
+        except RuntimeError as error:
+            failed = f"the ranks could not map each other's memory: {str(error).splitlines()[0]}"
+        self.obstacle = first_of(told(axis, self.device, failed))
+        self.peers = None if self.obstacle else peers
+
+
+def told(axis: Axis, device: torch.device, mine: Any) -> list[Any]:
+    """What each rank says."""
+    made: list[Any] = [None] * axis.size
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        dist.all_gather_object(made, mine, group=axis.group)
+    return made
+
+
+def first_of(texts: Sequence[str]) -> str:
+    """That of the first rank that has one."""
+    return next((f"rank {rank}: {said}" for rank, said in enumerate(texts) if said), "")
+
+
+class Required:
+    """Memory of a call that must not do without."""
+
+    def __init__(self, memory: GroupMemory) -> None:
+        self.memory = memory
+
+    def reserve(self, axis: Axis, size: int) -> Peers:
+        peers = self.memory.reserve(axis, size)
+        if peers is None:
+            raise UnsupportedError(NAMED + self.memory.obstacle)
+        return peers
+
+
+_memories: weakref.WeakKeyDictionary[Any, dict[torch.device, GroupMemory]] = weakref.WeakKeyDictionary()
+
+
+def check_transport(transport: Any) -> None:
+    if transport not in TRANSPORTS:
+        raise InvalidError(f"transport is {transport!r}; it must be one of {', '.join(TRANSPORTS)}")
+
+
+def memory_of(axis: Axis, device: torch.device, transport: str) -> GroupMemory | Required | None:
+    """For calls with tensors on this device. In the first one of a group all ranks take part; later ones only look it up."""
+    if axis.size == 1 or transport == "messages":
+        return None
+    named = transport == "symmetric_memory"
+    provider = PROVIDERS.get(device.type)
+    if provider is None:
+        if named:
+            raise UnsupportedError(f"{NAMED}the tensors are on the device {device.type}, where there is none")
+        return None
+    known = _memories.setdefault(axis.group, {})
+    if device not in known:
+        if capturing(device):
+            raise InvalidError(
+                "this is the first call of its group and inside the capture of a graph, where the ranks cannot agree on a "
+                "transport: call once before the capture, or give transport='messages'"
+            )
+        known[device] = GroupMemory(axis, device, provider)
+    memory = known[device]
+    if not memory.obstacle:
+        return Required(memory) if named else memory
+    if named:
+        raise UnsupportedError(NAMED + memory.obstacle)
+    return None
+
+
+def described(axis: Axis, device: torch.device, transport: str) -> tuple[str, str]:
+    """The transport that a call takes, and why, as far as this rank knows. Sends nothing."""
+    if transport != "auto":
+        return transport, "requested"
+    provider = PROVIDERS.get(device.type)
+    if provider is None:
+        return "messages", f"tensors on the device {device.type} are sent by torch.distributed"
+    memory = _memories.get(axis.group, {}).get(device)
+    if memory is not None and memory.obstacle:
+        return "messages", memory.obstacle
+    if memory is not None:
+        return "symmetric_memory", f"every rank can read the memory of the others; {memory.bytes} bytes on each"
+    lacks = provider.card(device)["lacks"]
+    if lacks:
+        return "messages", lacks
+    return "symmetric_memory", "if every rank can read the memory of the others, which they find out in their first call"
+
+
+def held() -> int:
+    """Bytes of all groups on this rank, which PyTorch's allocator does not count."""
+    return sum(memory.bytes for known in _memories.values() for memory in known.values())
+
+
+def release() -> None:
+    """Free the memory of all groups, on all ranks; their next calls begin anew. Not while a graph uses it."""
+    _memories.clear()
