@@ -94,6 +94,7 @@ struct Product {
     int64_t c_m;
     Start start;
     const Acc* factors;
+    const void* interleaved = nullptr;  // of gemm_bfmmla.h: the columns of B that are multiplied, in the order of the instruction
 };
 
 // sum[m][n] += sum_k A(m, k) B[k][n] for a register tile and `k` steps; `a` and `b` are its first elements.
@@ -189,11 +190,27 @@ FLASH_INLINE void multiply_last_rows(const Product<E>& p, int64_t m0, int64_t n0
 }
 
 template <int NV, class E>
-static void multiply_columns(const Product<E>& p, int64_t n0) {
+static void multiply_all_rows(const Product<E>& p, int64_t n0) {
     constexpr int M = kTileRows<NV, E>;
     int64_t m = 0;
     for (; m + M <= p.m; m += M) multiply_tile<M, NV>(p, m, n0);
     multiply_last_rows<M - 1, NV>(p, m, n0, p.m - m);
+}
+
+template <int NV, class E>
+static void multiply_columns(const Product<E>& p, int64_t n0) {
+#if FLASH_BF16_DOT && defined(LIBFLASH_NEON)
+    if constexpr (__is_same(E, Pair)) {
+        if (p.m > kTileRows<NV, E> && p.k <= kMostInterleavedPairs) {
+            bfloat16x8_t columns[kMostInterleavedPairs * NV];
+            interleave_columns<NV>(p, n0, columns);
+            Product<E> with_columns = p;
+            with_columns.interleaved = columns;
+            return multiply_all_rows<NV>(with_columns, n0);
+        }
+    }
+#endif
+    multiply_all_rows<NV>(p, n0);
 }
 
 constexpr int kTileVectors = kVectorRegisters == 32 ? 4 : 2;

@@ -21,10 +21,15 @@ using Acc = typename AccumulatorOfStorage<T>::type;
 typedef uint16_t U16Half __attribute__((vector_size(kVectorBytes / 2)));  // one 16-bit value for each float lane
 typedef uint16_t U16HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
 
+#if defined(LIBFLASH_NEON)  // GCC makes a load of each element out of the general form
+FLASH_INLINE U32 load_u16(const uint16_t* p) { return vmovl_u16(vld1_u16(p)); }
+FLASH_INLINE void store_u16(uint16_t* p, U32 v) { vst1_u16(p, vmovn_u32(v)); }
+#else
 FLASH_INLINE U32 load_u16(const uint16_t* p) {
     return __builtin_convertvector(*reinterpret_cast<const U16HalfUnaligned*>(p), U32);
 }
 FLASH_INLINE void store_u16(uint16_t* p, U32 v) { *reinterpret_cast<U16HalfUnaligned*>(p) = __builtin_convertvector(v, U16Half); }
+#endif
 
 FLASH_INLINE F32 load_wide(const float* p) { return load(p); }
 FLASH_INLINE F64 load_wide(const double* p) { return load(p); }
