@@ -1,6 +1,6 @@
 // Products of bf16 pairs with the matrix instruction BFMMLA of Arm: two rows of A times two columns of B, summed over two pairs,
-// which is four times the products of an instruction on floats. The operands stay as gemm.h has them; columns of B are interleaved
-// once for all register tiles that use them. Included by gemm.h.
+// which is four times the products of an instruction on floats. The operands stay as gemm.h has them; columns of B are
+// interleaved once for all register tiles that use them. Included by gemm.h.
 #pragma once
 
 namespace libflash::cpu {
