@@ -1,6 +1,6 @@
 // Products of bf16 pairs with the matrix instruction BFMMLA of Arm: two rows of A times two columns of B, summed over two pairs,
-// which is four times the products of an instruction on floats. The operands stay as gemm.h has them; columns of B are interleaved
-// once for all register tiles that use them. Included by gemm.h.
+// which is four times the products of an instruction on floats. The operands stay as gemm.h has them; columns of B are
+// interleaved once for all register tiles that use them. Included by gemm.h.
 #pragma once
 
 namespace libflash::cpu {
@@ -109,7 +109,7 @@ FLASH_INLINE void load_rows_of_four_pairs(const Pair* a, int64_t a_m, bfloat16x8
     }
 }
 template <int M>
-FLASH_INLINE void load_four_rows_at_once(const Pair* a, int64_t a_k, bfloat16x8_t (&rows)[(M + 1) / 2]) {
+FLASH_INLINE void load_four_rows_at_once(const Pair* a, int64_t a_k, bfloat16x8_t (&rows)[M / 2]) {
     FLASH_UNROLL
     for (int m = 0; m < M; m += 4) {
         const uint32x4_t first = load_four_pairs(a + m), second = load_four_pairs(a + m + a_k);
@@ -120,10 +120,9 @@ FLASH_INLINE void load_four_rows_at_once(const Pair* a, int64_t a_k, bfloat16x8_
 
 template <int M, int NV, class Columns>
 FLASH_INLINE void add_blocks(const Product<Pair>& p, const Pair* a, Columns columns, F32 (&block)[(M + 1) / 2][NV][2]) {
-    constexpr bool kFourRows = M % 4 == 0;
     int64_t k = p.k;
     bfloat16x8_t rows[(M + 1) / 2];
-    // The layout of A is tested once, not in every step.
+    // The layout of A is tested once, not in every step: a_k or a_m is 1.
     if (p.a_k == 1) {
         if constexpr (M % 2 == 0) {
             bfloat16x8_t next_rows[M / 2];
@@ -139,14 +138,12 @@ FLASH_INLINE void add_blocks(const Product<Pair>& p, const Pair* a, Columns colu
             load_rows<M, true>(a, p.a_m, 1, rows);
             add_two_pairs<M, NV, true>(rows, columns, block);
         }
-    } else if (kFourRows && p.a_m == 1) {
-        for (; k >= 2; k -= 2, a += 2 * p.a_k, columns.advance()) {
-            if constexpr (kFourRows) load_four_rows_at_once<M>(a, p.a_k, rows);
-            add_two_pairs<M, NV, true>(rows, columns, block);
-        }
     } else {
         for (; k >= 2; k -= 2, a += 2 * p.a_k, columns.advance()) {
-            load_rows<M, true>(a, p.a_m, p.a_k, rows);
+            if constexpr (M % 4 == 0)
+                load_four_rows_at_once<M>(a, p.a_k, rows);
+            else
+                load_rows<M, true>(a, p.a_m, p.a_k, rows);
             add_two_pairs<M, NV, true>(rows, columns, block);
         }
     }
