@@ -24,12 +24,20 @@ void cpu_lines(std::string& text, const cpu::Plan& plan) {
     if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys, each with its own dQ accumulator");
 }
 
-// A kernel that is not launched (0 blocks) has no line. Only the first line has the label. `more`: how its launch is divided.
-void launch_line(std::string& text, const char* label, const char* what, const LaunchShape& shape, const std::string& more = "") {
-    if (shape.blocks == 0) return;
-    const std::string shared = shape.shared_bytes > 0 ? text_of(", ", shape.shared_bytes, " bytes of shared memory each") : "";
-    line(text, label, what, ": ", shape.blocks, " thread blocks of ", shape.threads, " threads", shared, more);
-}
+// The launches of a plan, a line each. Only the first line has the label; a kernel that is not launched (0 blocks) has no line.
+struct LaunchLines {
+    std::string& text;
+    const char* label = "launch";
+
+    // `more`: how the launch is divided.
+    void add(const char* what, const LaunchShape& shape, const std::string& more = "") {
+        if (shape.blocks == 0) return;
+        const std::string shared =
+            shape.shared_bytes > 0 ? text_of(", ", shape.shared_bytes, " bytes of shared memory each") : "";
+        line(text, label, what, ": ", shape.blocks, " thread blocks of ", shape.threads, " threads", shared, more);
+        label = "";
+    }
+};
 
 // `at_once`: thread blocks of a launch; 0: all.
 std::string divided(int64_t at_once) { return at_once > 0 ? text_of(", at most ", at_once, " in a launch") : ""; }
@@ -46,10 +54,10 @@ void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {
                         : schedule.reversed ? ", longest tiles first"
                                             : "";
     line(text, "schedule", plan.dynamic ? "dynamic" : "static", ", ", schedule.heads_per_group, " heads at a time", order);
-    launch_line(text, plan.order.blocks > 0 ? "launch" : "", "tile order", plan.order);
-    const bool more = plan.order.blocks > 0 || plan.head_maxima.blocks > 0;
-    launch_line(text, plan.order.blocks > 0 ? "" : "launch", "first maxima of heads", plan.head_maxima);
-    launch_line(text, more ? "" : "launch", "attention", plan.attention, divided(plan.blocks_at_once));
+    LaunchLines launches{text};
+    launches.add("tile order", plan.order);
+    launches.add("first maxima of heads", plan.head_maxima);
+    launches.add("attention", plan.attention, divided(plan.blocks_at_once));
 }
 
 void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
@@ -58,13 +66,14 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     if (plan.dq_tile_q > 0) line(text, "", "dq: ", plan.dq_tile_q, " queries x ", plan.dq_tile_k, " keys");
     line(text, "schedule", plan.dynamic ? "dynamic, " : "static, ", plan.key_schedule.heads_per_group, " key heads at a time",
          plan.fixed_order ? ", last keys first; additions to dq in this order" : "");
-    launch_line(text, "launch", "softmax statistics", plan.statistics);
-    launch_line(text, "", "order of additions to dq", plan.dq_counters);
-    launch_line(text, "", "dk and dv", plan.dk_dv, divided(plan.parts));
-    launch_line(text, "", "dq from its accumulator", plan.dq_conversion);
-    launch_line(text, "", "dq", plan.dq);
-    launch_line(text, "", "dsink", plan.dsink);
-    launch_line(text, "", "dbias", plan.dbias);
+    LaunchLines launches{text};
+    launches.add("softmax statistics", plan.statistics);
+    launches.add("order of additions to dq", plan.dq_counters);
+    launches.add("dk and dv", plan.dk_dv, divided(plan.parts));
+    launches.add("dq from its accumulator", plan.dq_conversion);
+    launches.add("dq", plan.dq);
+    launches.add("dsink", plan.dsink);
+    launches.add("dbias", plan.dbias);
 }
 
 void cuda_lines(std::string& text, const cuda::ForwardTangentPlan& plan) {
@@ -72,20 +81,21 @@ void cuda_lines(std::string& text, const cuda::ForwardTangentPlan& plan) {
     tile_line(text, plan.tile_q, plan.tile_k);
     line(text, "schedule", "static, ", plan.schedule.heads_per_group, " heads at a time",
          plan.schedule.reversed ? ", longest tiles first" : "");
-    launch_line(text, "launch", "tangent of attention", plan.attention);
+    LaunchLines{text}.add("tangent of attention", plan.attention);
 }
 
 void cuda_lines(std::string& text, const cuda::BackwardTangentPlan& plan) {
     line(text, "instance", plan.instance.name);
     line(text, "tile", plan.tile_q, " rows x ", plan.tile_k, " of the other side");
     line(text, "schedule", "static, ", plan.key_schedule.heads_per_group, " key heads at a time");
-    launch_line(text, "launch", "statistics of rows", plan.statistics);
-    launch_line(text, "", "tangent of dq", plan.tdq);
-    launch_line(text, "", "tangent of dk", plan.tdk);
-    launch_line(text, "", "tangent of dv", plan.tdv);
-    launch_line(text, "", "tangents of dk and dv", plan.tdk_tdv);
-    launch_line(text, "", "tangent of dsink", plan.dsink);
-    launch_line(text, "", "tangent of dbias", plan.dbias);
+    LaunchLines launches{text};
+    launches.add("statistics of rows", plan.statistics);
+    launches.add("tangent of dq", plan.tdq);
+    launches.add("tangent of dk", plan.tdk);
+    launches.add("tangent of dv", plan.tdv);
+    launches.add("tangents of dk and dv", plan.tdk_tdv);
+    launches.add("tangent of dsink", plan.dsink);
+    launches.add("tangent of dbias", plan.dbias);
 }
 
 void cuda_lines(std::string& text, const TangentPlan& plan) {
@@ -110,20 +120,19 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
          plan.delayed_count > 0 ? text_of(", ", plan.delayed_count, " thread blocks start later") : "");
     splits_line(text, plan.splits);
     invariant_line(text, plan);
-    const bool codes = plan.append_codes.blocks > 0, appends = plan.append.blocks > 0;
-    launch_line(text, codes ? "launch" : "", "append codes", plan.append_codes);
-    launch_line(text, appends && !codes ? "launch" : "", "append", plan.append);
-    const bool prefix = plan.prefix.blocks > 0;
+    LaunchLines launches{text};
+    launches.add("append codes", plan.append_codes);
+    launches.add("append", plan.append);
     const char* const by = plan.prefix_kernel.name;
-    launch_line(text, appends || codes ? "" : "launch", "shared keys", plan.prefix, by ? text_of(", by ", by) : "");
-    launch_line(text, appends || codes || prefix ? "" : "launch", "attention", plan.attention);
-    launch_line(text, "", "combine splits", plan.combine);
+    launches.add("shared keys", plan.prefix, by ? text_of(", by ", by) : "");
+    launches.add("attention", plan.attention);
+    launches.add("combine splits", plan.combine);
     if (!plan.prefill.name) return;
     const cuda::PrefillPlan& prefill = plan.prefill.plan;
     line(text, "long chunks", "sequences of at least ", prefill.fewest_rows, " query rows: ", plan.prefill.name, ", tile ",
          prefill.tile_q, " queries x ", prefill.tile_k, " keys");
-    launch_line(text, plan.attention.blocks > 0 || appends || codes ? "" : "launch", "tile order", prefill.order);
-    launch_line(text, "", "attention", prefill.attention);
+    launches.add("tile order", prefill.order);
+    launches.add("attention", prefill.attention);
 }
 
 // `of_cuda`: the part of the plan for CUDA.

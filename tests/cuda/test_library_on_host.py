@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tangent_bounds
 import tangent_cases
+from abi import block_lists
 from case import Case
 from convert import owned
 from described import CUDA, ROOT, compiled_sources, depends_on_table, sources, write_generated
@@ -136,3 +137,51 @@ def test_tangent_of_dbias(letters: str) -> None:
         forward = forward_by(abi.forward_tangent, x, t, None)
         made = backward_by(abi.backward_tangent, x, t, None, forward)
         tangent_bounds.check(made, tangent_bounds.expect(x.q, x.k, x.v, t, dout=x.dout, **x.options), str(case))
+
+
+# (batch, queries, query heads, keys, key heads)
+NONE = {
+    "sequences": (0, 37, 4, 50, 2),
+    "query heads": (2, 37, 0, 50, 2),
+    "heads": (2, 37, 0, 50, 0),
+    "queries": (2, 0, 4, 50, 2),
+    "keys": (2, 37, 4, 0, 2),
+}
+
+
+@pytest.mark.parametrize("form", ["mask", "lists", "packed"])
+@pytest.mark.parametrize("what", NONE)
+def test_nothing(what: str, form: str) -> None:
+    """Every gradient and every tangent is zero, or with FLASH_FLAG_ADD as it was, and written where there are elements."""
+    batch, queries, heads, keys, heads_k = NONE[what]
+    q, k = np.ones((batch, queries, heads, 20)), np.ones((batch, keys, heads_k, 20))
+    out = np.zeros_like(q)
+    rows, sink, slopes = np.zeros((batch, heads, queries)), np.full(heads, 0.5), np.full((batch, heads), 0.1)
+    blocks = np.ones((1, heads, -(-queries // 128), -(-keys // 128)), bool)
+    of_blocks, kept = block_lists(blocks.shape)
+    for array in kept:
+        array[:] = 0
+    options = {"block_lists": of_blocks} if form == "lists" else {"block_mask": blocks}
+    if form == "packed":
+        q, k, out = (x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in (q, k, out))
+        rows = rows.reshape(heads, batch * queries)
+        starts = np.arange(batch + 1, dtype=np.int32)
+        options |= {"cu_seqlens_q": starts * queries, "cu_seqlens_k": starts * keys}
+        options |= {"max_seqlen_q": queries, "max_seqlen_k": keys}
+    options |= {"learnable_sink": sink, "alibi_slopes": slopes, "softcap": 5.0}
+    for axes in ("hqk", "qk", "hk", "bq", ""):
+        sizes = {"b": batch, "h": heads, "q": queries, "k": keys}
+        bias = np.zeros([size if name in axes else 1 for name, size in sizes.items()])
+        options["bias"] = bias
+        start = {"dq": q, "dk": k, "dv": k, "dbias": bias, "dsink": sink}
+        for flags, before in ((0, np.nan), (abi.ADD, 3.0)):
+            made = {name: np.full_like(x, before if len(name) == 2 else np.nan) for name, x in start.items()}
+            abi.backward(q, q, k, k, out, rows, **made, flags=flags, **options)
+            for name, x in made.items():
+                assert (x == (before if flags and len(name) == 2 else 0)).all(), (name, axes)
+        made, gradients = ({name: np.full_like(x, np.nan) for name, x in start.items()} for _ in range(2))
+        directions = {"q": q, "k": k, "v": k, "bias": bias, "learnable_sink": sink, "out": out, "lse": rows, "dout": q}
+        asked = {name: gradients.pop(name) for name in ("dbias", "dsink")}
+        abi.backward_tangent(q, q, k, k, out, rows, tuple(gradients.values()), directions | made, **asked, **options)
+        for name, x in [*made.items(), *gradients.items(), *asked.items()]:
+            assert (x == 0).all(), (name, axes)

@@ -48,6 +48,7 @@ def everything(q, k, v, dout, **options) -> dict[str, torch.Tensor]:
 NONE = {
     "batch": ((0, 5, 4, 16), (0, 7, 2, 16)),
     "heads": ((2, 5, 0, 16), (2, 7, 0, 16)),
+    "query heads": ((2, 5, 0, 16), (2, 7, 2, 16)),
     "rows": ((2, 0, 4, 16), (2, 7, 2, 16)),
     "keys": ((2, 5, 4, 16), (2, 0, 2, 16)),
     "rows and keys": ((2, 0, 4, 16), (2, 0, 2, 16)),

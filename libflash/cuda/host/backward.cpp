@@ -38,6 +38,7 @@ BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& 
     params.vector_out = plan.vector_out;
     params.shard = shard_params(problem);
     params.softmax_statistics = reinterpret_cast<SoftmaxStatistics*>(workspace + plan.workspace.offset("statistics"));
+    if (problem.heads_q == 0) leave_out_queries(params);
     if (!plan.dq_kernel) params.dq_accumulator = reinterpret_cast<float*>(workspace + plan.workspace.offset("dq_accumulator"));
     if (plan.dynamic) params.next_work_tile = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("next_work_tile"));
     if (plan.fixed_order) params.dq_counters = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("dq_counters"));
@@ -48,7 +49,6 @@ BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& 
 }  // namespace
 
 void backward(const Kernel& kernel, const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream) {
-    if (problem.batch == 0 || problem.heads_q == 0) return;
     const BackwardParams params = make_params(problem, plan, static_cast<char*>(workspace));
     const DeviceGuard guard(problem.device.id);
     check(kernel.backward(plan, params, stream), kernel.config.name);

@@ -84,7 +84,6 @@ BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& 
     plan.vector_out = stores_in_vectors(problem);
     plan.key_schedule = key_schedule(problem, config);
     plan.query_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, kUnitRows, kL2Bytes, false);
-    if (problem.batch == 0 || problem.heads_q == 0) return plan;
     const auto launch = [&](BackwardStep step, int64_t blocks) { return backward_launch(kernel, plan, step, blocks); };
     plan.statistics = launch(BackwardStep::statistics, blocks_of(plan.query_schedule));
     plan.key_tiles = blocks_of(plan.key_schedule);

@@ -28,6 +28,7 @@ BackwardTangentParams make_params(const TangentProblem& problem, const BackwardT
     params.vector_loads = plan.vector_loads;
     params.vector_rows = plan.vector_rows;
     params.vector_out = plan.vector_out;
+    if (problem.heads_q == 0) leave_out_queries(params);
     return params;
 }
 
@@ -35,7 +36,6 @@ BackwardTangentParams make_params(const TangentProblem& problem, const BackwardT
 
 void backward_tangent(const Kernel& kernel, const TangentProblem& problem, const BackwardTangentPlan& plan, void* workspace,
                       void* stream) {
-    if (problem.batch == 0 || problem.heads_q == 0) return;
     const BackwardTangentParams params = make_params(problem, plan, static_cast<char*>(workspace));
     const DeviceGuard guard(problem.device.id);
     check(kernel.backward_tangent(plan, params, stream), kernel.config.name);

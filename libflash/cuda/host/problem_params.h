@@ -198,4 +198,14 @@ void fill_in_problem(Params& params, const AttentionProblem& problem) {
     params.mask = mask_params(problem.mask_rule);
 }
 
+// For backward and its tangent without query heads: the kernels assume that a key head has some, so they are given one without
+// queries. It has no numbers of its own.
+template <class Params>
+void leave_out_queries(Params& params) {
+    params.q_lengths = {};
+    params.group_size = 1;
+    params.block_rows = params.block_cols = {};
+    params.rare.alibi_slopes = {};
+}
+
 }  // namespace libflash::cuda

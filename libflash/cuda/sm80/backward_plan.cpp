@@ -27,7 +27,6 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
         plan.dq_tile_q = tile_q;
         plan.dq_tile_k = wide ? wide_columns(tile_q) : query_rows_tile_k(config.head_dim, element);
     }
-    if (problem.batch == 0 || problem.heads_q == 0) return plan;
     check_block_count("q", blocks_of(plan.query_tile_schedule));
     if (plan.dq_kernel) plan.dq = backward_launch(kernel, plan, BackwardStep::dq, blocks_of(plan.query_tile_schedule));
     return plan;

@@ -38,7 +38,6 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     plan.vector_rows = outputs_load_in_vectors(problem);
     plan.workspace.add("statistics", workspace_rows(plan.units, problem) * sizeof(TangentStatistics));
     plan_schedules(plan, problem);
-    if (problem.batch == 0 || problem.heads_q == 0) return plan;
     const auto launch = [&](const char* argument, BackwardTangentStep step, int64_t blocks) {
         check_block_count(argument, blocks);
         return launch_shape(blocks, kernel.resources(static_cast<int>(step), plan.instance.number));

@@ -14,7 +14,6 @@ BackwardPlan plan_wide_backward(const Kernel& kernel, const AttentionProblem& pr
     // Under a causal mask later rows see more keys. The tiles with most keys start first.
     plan.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, key_bytes(problem),
                                                problem.mask_rule.right < MaskRule::kUnbounded);
-    if (problem.batch == 0 || problem.heads_q == 0) return plan;
     check_block_count("q", blocks_of(plan.query_tile_schedule));
     plan.dq = backward_launch(kernel, plan, BackwardStep::dq, blocks_of(plan.query_tile_schedule));
     return plan;
