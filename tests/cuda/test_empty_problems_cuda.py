@@ -1,4 +1,5 @@
-"""Backward and its tangent where there is nothing to add up: gradients that have elements become zero, by every kernel."""
+"""Calls without sequences, heads, queries or keys, by every kernel: gradients that have elements become zero, and keys are
+appended."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import abi
 import pytest
 from case import Case
-from gpu_kernels import TYPES, device_of, parameters, supports, widths, with_cpu
+from gpu_kernels import TYPES, device_of, kernels_of_many_rows, parameters, supports, widths, with_cpu
 
 import libflash
 
@@ -144,3 +145,21 @@ def test_backward_tangent(kernel: dict, what: str, gradients: bool) -> None:
         views = tuple(None if array is None else c_tensor(array) for array in arrays)
         run("backward_tangent", views, c_tensors(of_rows | made), c_tensors(fields) | softcap, device_of(kernel))
         assert_zero(made | (primal if gradients else {}), options.keys())
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(0, 4), (1, 0), (3, 0), (0, 0)])
+@pytest.mark.parametrize("kernel", parameters(with_cpu("decode") + kernels_of_many_rows()))
+def test_append_without_queries(kernel: dict, rows: int, heads: int) -> None:
+    dtype, device, dim = DTYPES[kernel["dtype"]], device_of(kernel), kernel["head_dim"]
+    q = torch.ones(2, rows, heads, dim, dtype=dtype, device=device)
+    caches = [torch.full((2, 7, 2, of), torch.nan, dtype=dtype, device=device) for of in (dim, kernel["head_dim_v"])]
+    news = [torch.full_like(cache[:, :3], 3) for cache in caches]
+    lengths = torch.tensor([1, 4], dtype=torch.int32, device=device)
+    table = torch.ones(9, dim // 2, dtype=dtype, device=device)
+    rotary = {"rotary_cos": table, "rotary_sin": torch.zeros_like(table)}
+    libflash.decode(q, *caches, k=news[0], v=news[1], cache_seqlens=lengths, kernel=kernel["name"], **rotary)
+    for cache in caches:
+        for sequence, first in zip(cache, (1, 4), strict=True):
+            assert (sequence[first : first + 3] == 3).all()
+            assert sequence[:first].isnan().all()
+            assert sequence[first + 3 :].isnan().all()
