@@ -207,3 +207,15 @@ def test_shared_pages_that_are_full_beside_appends(kernel: str) -> None:
     table = np.array([[0, 1, 2], [0, 4, 5]], np.int32)
     options = {"cache_seqlens": np.array([12, 8], np.int32), "block_table": table, "k": k, "v": v, "kernel": kernel}
     assert np.isfinite(libflash.decode(q, *pages, **options)).all()
+
+
+def test_an_append_beside_a_row_that_the_reader_appends_itself() -> None:
+    """Sequence 0 has page 0 twice: it overwrites a key of its own, and sequence 1 one more."""
+    pages = [random(3, 4, HEADS_K, DIM, seed=i) for i in (1, 2)]
+    q, k, v = random(2, 1, HEADS_Q, DIM, seed=3), *(random(2, 1, HEADS_K, DIM, seed=i) for i in (4, 5))
+    options = {"cache_seqlens": np.array([6, 3], np.int32), "k": k, "v": v}
+    table = np.array([[0, 0], [0, 2]], np.int32)
+    with pytest.raises(libflash.InvalidError, match=r"sequence 1 appends to page 0, row 3, which sequence 0 reads"):
+        libflash.decode(q, *pages, block_table=table, **options)
+    table[1, 0] = 1
+    assert np.isfinite(libflash.decode(q, *pages, block_table=table, **options)).all()

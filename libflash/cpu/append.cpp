@@ -1,16 +1,12 @@
 #include "cpu/append.h"
 
-#include <algorithm>
 #include <type_traits>
-#include <vector>
 
 #include "cpu/convert.h"
 #include "cpu/kernels.h"
 #include "cpu/parallel_for.h"
 #include "cpu/quantize.h"
 #include "cpu/thread_count.h"
-#include "problem/cache.h"
-#include "problem/check.h"
 
 namespace libflash::cpu {
 namespace {
@@ -85,51 +81,6 @@ void write_row(const Problem& problem, const NewRow& row, int64_t h) {
     for (int64_t c = 0; c < cache.rope_dim(); ++c) rope_to[c] = rope[c];
 }
 
-// A row of the cache to which a sequence appends.
-struct AppendedRow {
-    CachedRow at;
-    int64_t sequence;
-    bool operator<(const AppendedRow& other) const {
-        return at.block != other.at.block ? at.block < other.at.block : at.row < other.at.row;
-    }
-};
-
-std::vector<AppendedRow> appended_rows(const DecodeProblem& problem) {
-    std::vector<AppendedRow> rows;
-    rows.reserve(static_cast<size_t>(problem.new_rows.total()));
-    for (int64_t b = 0; b < problem.batch; ++b)
-        for (int64_t row = problem.shard.row_of(problem.cached(b)); row < problem.rows_k(b); ++row)
-            rows.push_back({cached_row(problem.cache, b, row), b});
-    std::sort(rows.begin(), rows.end());
-    return rows;
-}
-
-// An append to a row with a key that another sequence reads would change that key, as where sequences share a page that is not
-// full. Before anything is written.
-void check_no_key_is_overwritten(const DecodeProblem& problem) {
-    const KvCache& cache = problem.cache;
-    if (problem.batch < 2 || (!cache.paged() && !cache.batch_idx)) return;
-    const std::vector<AppendedRow> appended = appended_rows(problem);
-    std::vector<bool> grows(static_cast<size_t>(cache.k.shape[0]));
-    for (const AppendedRow& row : appended) grows[static_cast<size_t>(row.at.block)] = true;
-    const int64_t block_rows = cache.k.shape[1];
-    for (int64_t b = 0; b < problem.batch; ++b) {
-        const SequenceKeys::Range touched = touched_keys(problem, b);
-        const int64_t end = std::min(touched.last, problem.shard.row_of(problem.cached(b)));
-        for (int64_t key = touched.first, next = 0; key < end; key = next) {
-            next = std::min(end, key - key % block_rows + block_rows);
-            const CachedRow at = cached_row(cache, b, key);
-            if (!grows[static_cast<size_t>(at.block)]) continue;
-            const AppendedRow first{at, b}, last{{at.block, at.row + next - key}, b};
-            const auto found = std::lower_bound(appended.begin(), appended.end(), first);
-            if (found == appended.end() || !(*found < last) || found->sequence == b) continue;
-            invalid(cache.paged() ? "block_table" : "cache_batch_idx", "an append must not overwrite a key of another sequence",
-                    "sequence ", found->sequence, " appends to ", cache.paged() ? "page " : "entry ", at.block, ", row ",
-                    found->at.row, ", which sequence ", b, " reads");
-        }
-    }
-}
-
 // Calls body(T*, C*) with the types of the new rows and of the cache.
 template <class Body>
 void with_row_types(DType rows, DType cache, const Body& body) {
@@ -165,7 +116,6 @@ void rotate_queries(const DecodeProblem& problem, void* rotated, int threads) {
 
 void append_new_keys(const DecodeProblem& problem, int threads) {
     if (!problem.k_new.present) return;
-    check_no_key_is_overwritten(problem);
     with_row_types(problem.dtype, problem.cache.dtype, [&](auto* type, auto* stored) {
         using T = std::remove_pointer_t<decltype(type)>;
         using C = std::remove_pointer_t<decltype(stored)>;

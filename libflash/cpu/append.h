@@ -41,8 +41,7 @@ void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, d
 // head_dim), where rows count over all sequences (Sequences::before).
 void rotate_queries(const DecodeProblem& problem, void* rotated, int threads);
 
-// Writes k_new and v_new after the cached keys, converted to the type of the cache. Does nothing without new keys. Before it
-// writes, it refuses rows that hold a key which another sequence reads.
+// Writes k_new and v_new after the cached keys, converted to the type of the cache. Does nothing without new keys.
 void append_new_keys(const DecodeProblem& problem, int threads);
 
 }  // namespace libflash::cpu

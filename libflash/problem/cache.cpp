@@ -1,8 +1,8 @@
 #include "problem/cache.h"
 
 #include <algorithm>
-#include <vector>
 
+#include "problem/cache_append.h"
 #include "problem/check.h"
 #include "problem/sequence_keys.h"
 
@@ -88,45 +88,6 @@ void check_pages(const DecodeProblem& p) {
     }
 }
 
-// Rows [first, last) of a cache entry or page, to which a sequence appends.
-struct RowRange {
-    int64_t page, first, last, sequence;  // page: or entry
-    bool operator<(const RowRange& other) const { return page != other.page ? page < other.page : first < other.first; }
-};
-
-std::vector<RowRange> appended_rows(const DecodeProblem& p) {
-    std::vector<RowRange> ranges;
-    ranges.reserve(static_cast<size_t>(p.batch));
-    for (int64_t b = 0; b < p.batch; ++b) {
-        const int64_t first = p.shard.row_of(p.cached(b)), last = p.rows_k(b);
-        if (!p.cache.paged()) {
-            if (first == last) continue;
-            ranges.push_back({p.cache.batch_idx[b], first, last, b});
-            continue;
-        }
-        for (int64_t row = first; row < last;) {
-            const int64_t column = row / p.cache.page_size, start = column * p.cache.page_size;
-            const int64_t end = std::min(last, start + p.cache.page_size);
-            ranges.push_back({page_of(p, b, column), row - start, end - start, b});
-            row = end;
-        }
-    }
-    return ranges;
-}
-
-void check_appended_once(const DecodeProblem& p) {
-    std::vector<RowRange> ranges = appended_rows(p);
-    std::sort(ranges.begin(), ranges.end());
-    for (size_t i = 1; i < ranges.size(); ++i) {
-        const RowRange &one = ranges[i - 1], &two = ranges[i];
-        if (one.page == two.page && two.first < one.last) {
-            invalid(p.cache.paged() ? "block_table" : "cache_batch_idx", "two sequences must not append to the same row",
-                    "sequences ", std::min(one.sequence, two.sequence), " and ", std::max(one.sequence, two.sequence), ", ",
-                    p.cache.paged() ? "page " : "entry ", one.page, ", row ", two.first);
-        }
-    }
-}
-
 void check_positions(const DecodeProblem& p) {
     const int64_t positions = p.rotary_cos.shape[0];
     for (int64_t b = 0; b < p.batch; ++b) {
@@ -146,7 +107,7 @@ void check_cache_contents(const DecodeProblem& p) {
     check_cache_seqlens(p);
     if (p.cache.batch_idx) check_entries(p);
     if (p.cache.paged()) check_pages(p);
-    if (p.seqlen_new > 0 && (p.cache.batch_idx || p.cache.paged())) check_appended_once(p);
+    if (p.seqlen_new > 0 && (p.cache.batch_idx || p.cache.paged())) check_appended_rows(p);
     if (p.rotary_cos.present) check_positions(p);
 }
 

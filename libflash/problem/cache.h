@@ -1,4 +1,5 @@
-// Checks of the contents of a KV cache's tables: lengths, entries, pages, and the rows to which new keys are appended. CPU only.
+// Checks of the contents of a KV cache's tables: lengths, entries, pages, and the rows to which new keys are appended
+// (cache_append.h). CPU only.
 #pragma once
 
 #include "problem/decode.h"
@@ -6,7 +7,8 @@
 
 namespace libflash {
 
-// Refuses a call that would read or write outside the cache, or write a row twice.
+// Refuses a call that would read or write outside the cache, write a row twice, or write a row with a key that another sequence
+// reads.
 void check_cache_contents(const DecodeProblem& problem);
 
 // The keys from the first to the last that the call reads or writes.

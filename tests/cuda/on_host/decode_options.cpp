@@ -17,7 +17,6 @@
 #include "cuda/sm80/decode_capabilities.cpp"
 #include "decode_instances.h"
 #include "decode_problem.h"
-#include "problem/cache.cpp"
 #include "problem/sequence_keys.h"
 
 using namespace libflash;
