@@ -399,6 +399,10 @@ int main(int, char** argv) {
         {1, 2, 1, 150, 200, kDim, kDim, 120, 0, kWide ? 4.0f : 2.0f, false, false},  // very small probabilities
         {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, false, false},                  // no queries at all
         {1, 1, 1, 70, 0, kDim, kDim, kAll, kAll, 1, false, false},                   // no keys
+        // No queries, by the other instances. So are keys without query heads (leave_out_queries()).
+        {2, 2, 2, 0, 300, kDim, kDim, kAll, 0, 1, false, false, Lengths::used},
+        {3, 2, 2, 0, 200, kDim, kDim, kAll, kAll, 1, false, false, Lengths::dense, true},
+        {2, 2, 2, 0, 300, kDim, kDim, kAll, 0, 1, false, false, Lengths::dense, false, Blocks::mask},
         {3, 2, 1, 150, 300, kDim, kDim, kAll, kAll, 1, false, true, Lengths::used},
         {3, 2, 2, 200, 90, kDim, kDim - 16, kAll, 0, 1, false, false, Lengths::used},  // a key tile beyond the used length
         {3, 2, 1, 40, 200, kDim, kDim, 60, 0, 1, true, false, Lengths::used},          // no queries in one sequence
