@@ -198,8 +198,8 @@ void fill_in_problem(Params& params, const AttentionProblem& problem) {
     params.mask = mask_params(problem.mask_rule);
 }
 
-// For backward and its tangent without query heads: the kernels assume that a key head has some, so they are given one without
-// queries. It has no numbers of its own.
+// Backward and its tangent without query heads: kernels assume that a key head has query heads, so each is given one without
+// queries. It has no block lists and no slope that a kernel could read.
 template <class Params>
 void leave_out_queries(Params& params) {
     params.q_lengths = {};
