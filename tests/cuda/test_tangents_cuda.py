@@ -194,9 +194,13 @@ def test_large_tangents(kernel: dict) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("shape", [(2, 2, 60, 60), (2, 1, 60), (60, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2, 60, 60), (2, 1, 60), (1, 60), (60, 1)], ids=str)
 def test_second_derivatives_of_pytorch(shape: tuple[int, ...]) -> None:
-    """A Hessian-vector product, also with respect to a bias, against attention by single operations."""
+    """A Hessian-vector product, also with respect to a bias, against attention by single operations.
+
+    A bias that is the same for all keys changes nothing: its derivatives are rounding errors, so errors are measured by the
+    largest derivative of all inputs.
+    """
     from libflash.torch import attention
 
     made = torch.Generator(device="cuda").manual_seed(5)
@@ -217,8 +221,10 @@ def test_second_derivatives_of_pytorch(shape: tuple[int, ...]) -> None:
         gradients = torch.autograd.grad(f(*x).square().sum(), x, create_graph=True)
         return torch.autograd.grad(sum((g * y).sum() for g, y in zip(gradients, u, strict=True)), x)
 
-    for got, wanted in zip(product(own), product(eager), strict=True):
-        assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+    expected = product(eager)
+    largest = max(wanted.abs().max() for wanted in expected)
+    for got, wanted in zip(product(own), expected, strict=True):
+        assert (got - wanted).abs().max() <= 1e-4 * largest
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch.func's own use
