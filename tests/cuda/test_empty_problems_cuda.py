@@ -9,6 +9,7 @@ from typing import Any
 import abi
 import pytest
 from case import Case
+from empty_problems import NONE
 from gpu_kernels import TYPES, device_of, kernels_of_many_rows, parameters, supports, widths, with_cpu
 
 import libflash
@@ -18,14 +19,6 @@ from gpu_tangent import run  # noqa: E402  (needs torch)
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 C_TYPES = dict(zip(DTYPES.values(), (abi.FLOAT16, abi.BFLOAT16, abi.FLOAT32, abi.FLOAT64), strict=True)) | {torch.bool: abi.BOOL}
-# (batch, queries, query heads, keys, key heads)
-NONE = {
-    "sequences": (0, 37, 4, 50, 2),
-    "query heads": (2, 37, 0, 50, 2),
-    "heads": (2, 37, 0, 50, 0),
-    "queries": (2, 0, 4, 50, 2),
-    "keys": (2, 37, 4, 0, 2),
-}
 Tensors = dict[str, "torch.Tensor"]
 
 

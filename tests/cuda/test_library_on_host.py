@@ -20,6 +20,7 @@ from abi import block_lists
 from case import Case
 from convert import owned
 from described import CUDA, ROOT, compiled_sources, depends_on_table, sources, write_generated
+from empty_problems import NONE
 from kernels_on_host import CUDA_HEADERS, CXX, HERE, for_the_host
 from made_once import made_once
 from reference_statistics import statistics
@@ -139,14 +140,6 @@ def test_tangent_of_dbias(letters: str) -> None:
         tangent_bounds.check(made, tangent_bounds.expect(x.q, x.k, x.v, t, dout=x.dout, **x.options), str(case))
 
 
-# (batch, queries, query heads, keys, key heads)
-NONE = {
-    "sequences": (0, 37, 4, 50, 2),
-    "query heads": (2, 37, 0, 50, 2),
-    "heads": (2, 37, 0, 50, 0),
-    "queries": (2, 0, 4, 50, 2),
-    "keys": (2, 37, 4, 0, 2),
-}
 
 
 @pytest.mark.parametrize("form", ["mask", "lists", "packed"])
