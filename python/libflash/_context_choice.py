@@ -4,7 +4,7 @@ ring: the keys of a step travel during its computation. They are hidden if a ran
 tokens: a step computes 2 n^2 heads_q (D + Dv) operations with half the keys visible and moves n heads_k (D + Dv) elements, at
 700 TFLOP/s and 360 GB/s, the rates of a Hopper GPU on NVLink. heads: what is sent is never hidden, but is less, and a rank makes
 one call for all keys. On four H200s with NVLink and 64k to 1M tokens forward and backward together took 1 to 9 % less time than
-by the ring, forward between 9 % less and 3 % more; on two the ring was as fast or faster.
+by a ring of messages, forward between 9 % less and 3 % more; on two the ring is as fast or faster.
 """
 
 from __future__ import annotations

@@ -140,8 +140,6 @@ def test_tangent_of_dbias(letters: str) -> None:
         tangent_bounds.check(made, tangent_bounds.expect(x.q, x.k, x.v, t, dout=x.dout, **x.options), str(case))
 
 
-
-
 @pytest.mark.parametrize("form", ["mask", "lists", "packed"])
 @pytest.mark.parametrize("what", NONE)
 def test_nothing(what: str, form: str) -> None:
