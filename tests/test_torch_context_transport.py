@@ -226,8 +226,8 @@ OTHER = {"lacks": "", "host": ("a", "1"), "number": 1, "gpu": "y", "reaches": ["
     ],
 )
 def test_where_gpus_share_memory(card: dict[str, Any], text: str) -> None:
-    assert symmetric.OnGpus().obstacle([CARD, card]).startswith(text)
-    assert bool(symmetric.OnGpus().obstacle([CARD, card])) == bool(text)
+    assert symmetric.GpuProvider().obstacle([CARD, card]).startswith(text)
+    assert bool(symmetric.GpuProvider().obstacle([CARD, card])) == bool(text)
 
 
 def test_a_capture_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,13 +236,13 @@ def test_a_capture_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "all_gather_object", lambda to, x, group: to.__setitem__(0, x))
     group = torch.nn.Module()
     axis = calls.groups.Axis(group, 0, 2)
-    provider = shared_memory.OnHost()
+    provider = shared_memory.HostProvider()
     monkeypatch.setattr(provider, "card", lambda device: {"lacks": ""})
     monkeypatch.setattr(provider, "obstacle", lambda cards: "")
     memory = symmetric.GroupMemory(axis, torch.device("cpu"), provider)
     with pytest.raises(libflash.InvalidError, match="inside the capture of a graph, where they cannot be allocated: call once"):
         memory.reserve(axis, 100)
-    memory.peers = shared_memory.OfHost([torch.empty(1000, dtype=torch.uint8)], axis)
+    memory.peers = shared_memory.HostPeers([torch.empty(1000, dtype=torch.uint8)], axis)
     assert memory.reserve(axis, 1000) is memory.peers
     assert memory.captured == [memory.peers]  # a graph uses it from now on
     monkeypatch.setitem(symmetric.PROVIDERS, "cpu", provider)
@@ -292,7 +292,7 @@ def test_order_of_copies_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         barrier=lambda channel, timeout_ms: barriers.append((channel, timeout_ms)),
         get_buffer=lambda rank, shape, dtype, begin: whole.view(dtype)[begin : begin + 4].view(shape),
     )
-    peers = symmetric.OfGpus(whole, handle, 7000)
+    peers = symmetric.GpuPeers(whole, handle, 7000)
     assert peers.size == 64
     assert peers.view(1, 16, (2, 2), torch.float32).data_ptr() == whole.data_ptr() + 16
     peers.barrier()

@@ -44,7 +44,7 @@ class Provider(Protocol):
         """That of all ranks, which call it together. It must not keep the group, which keeps it."""
 
 
-class OnGpus:
+class GpuProvider:
     """PyTorch's symmetric memory, of which all ranks map that of the others."""
 
     def card(self, device: torch.device) -> dict[str, Any]:
@@ -54,9 +54,8 @@ class OnGpus:
                 "reaches": reached}  # fmt: skip
 
     def obstacle(self, cards: Sequence[dict[str, Any]]) -> str:
-        for rank, card in enumerate(cards):
-            if card["lacks"]:
-                return f"rank {rank}: {card['lacks']}"
+        if lacking := first_of([card["lacks"] for card in cards]):
+            return lacking
         if any(card["host"] != cards[0]["host"] for card in cards):
             return "the ranks are on several hosts, or in several containers"
         if len({card["number"] for card in cards}) < len(cards):
@@ -72,12 +71,12 @@ class OnGpus:
         made: Tensor = pytorch()._SymmetricMemory.empty_strided_p2p((size,), [1], torch.uint8, device)
         return made
 
-    def connect(self, block: Tensor, axis: Axis) -> OfGpus:
+    def connect(self, block: Tensor, axis: Axis) -> GpuPeers:
         with without_multicast():
             handle = pytorch().rendezvous(block, axis.group)
         if handle is None:
             raise RuntimeError("PyTorch does not know this memory")
-        return OfGpus(block, handle, timeout_of(axis.group, block.device))
+        return GpuPeers(block, handle, timeout_of(axis.group, block.device))
 
 
 def pytorch() -> Any:
@@ -144,7 +143,7 @@ class Event:
         torch.cuda.current_stream(self.device).wait_event(self.event)
 
 
-class OfGpus:
+class GpuPeers:
     """Views of symmetric memory, a stream for copies, and PyTorch's barrier: a kernel of one warp on the current stream.
 
     Nothing here waits on the host, and a barrier keeps no state but in the memory of its signals, which are zero before and
@@ -196,7 +195,7 @@ def capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-PROVIDERS: dict[str, Provider] = {"cuda": OnGpus()}
+PROVIDERS: dict[str, Provider] = {"cuda": GpuProvider()}
 NAMED = "transport is 'symmetric_memory', and "
 
 

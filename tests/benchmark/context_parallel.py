@@ -36,6 +36,7 @@ from _context_model import RingModel
 from _plain_ring import PlainRing
 from _rank_memory import Measured, measured_peak, memory_of_ranks, said_of_memory
 from _rank_timing import Call, Clock
+from libflash._torch_symmetric_memory import TRANSPORTS
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 COMPARED = 16384  # tokens, at most
@@ -43,7 +44,6 @@ PREDICTED = (4, 8, 16, 64)
 WINDOW = 250  # milliseconds of a sample on GPUs; on CPUs it is a call
 WHOLE = "one rank"
 SCHEMES = ("ring", "all_gather", "heads", "heads_ring", "auto")
-TRANSPORTS = ("auto", "messages", "symmetric_memory")
 
 
 def number_type(device: torch.device) -> torch.dtype:

@@ -25,7 +25,7 @@ from libflash import _torch_symmetric_memory as symmetric
 LATEST = 0.002  # seconds
 
 
-class OnHost:
+class HostProvider:
     """`lacking`: the rank that has no such memory; `failing`: (operation, rank) that raises."""
 
     def __init__(self, lacking: int | None = None, failing: tuple[str, int] | None = None) -> None:
@@ -37,7 +37,7 @@ class OnHost:
         return {"lacks": "it has none in this test" if dist.get_rank() == self.lacking else ""}
 
     def obstacle(self, cards: Sequence[dict[str, Any]]) -> str:
-        return next((f"rank {rank}: {card['lacks']}" for rank, card in enumerate(cards) if card["lacks"]), "")
+        return symmetric.first_of([card["lacks"] for card in cards])
 
     def fail(self, operation: str) -> None:
         if self.failing == (operation, dist.get_rank()):
@@ -52,11 +52,11 @@ class OnHost:
         os.close(handle)
         return path, size
 
-    def connect(self, block: tuple[str, int], axis: Axis) -> OfHost:
+    def connect(self, block: tuple[str, int], axis: Axis) -> HostPeers:
         path, size = block
         paths: list[Any] = [None] * axis.size
         dist.all_gather_object(paths, path, group=axis.group)
-        made = OfHost([torch.from_file(other, shared=True, size=size, dtype=torch.uint8) for other in paths], axis)
+        made = HostPeers([torch.from_file(other, shared=True, size=size, dtype=torch.uint8) for other in paths], axis)
         dist.barrier(axis.group)
         os.unlink(path)
         self.fail("connect")
@@ -71,7 +71,7 @@ class Late:
         self.future.result()
 
 
-class OfHost:
+class HostPeers:
     def __init__(self, blocks: list[torch.Tensor], axis: Axis) -> None:
         self.blocks, self.rank = blocks, axis.rank
         self.group = weakref.ref(axis.group)  # which keeps this
@@ -112,8 +112,8 @@ class OfHost:
         return Late(future)
 
 
-def install(**options: Any) -> OnHost:
+def install(**options: Any) -> HostProvider:
     """In this process, for tensors on the CPU."""
-    provider = OnHost(**options)
+    provider = HostProvider(**options)
     symmetric.PROVIDERS["cpu"] = provider
     return provider
