@@ -74,7 +74,7 @@ class RingModel:
 
     def ms(self, ranks: int, tokens: int, heads: tuple[int, ...], causal: bool, backward: bool) -> float:
         """Of a rank with so many tokens. K and V travel during a step. In backward their gradients do so too, in float32, and
-        once more after the last step.
+        once more after the last step. (Calls on parts, without positions, send them in the type of K: half of that.)
         """
         steps = self.measured_steps(tokens, heads, causal, backward)
         sums = 2 * tokens * heads[1] * self.head_dim * 4 if backward else 0

@@ -29,8 +29,8 @@ def evidence(**changes: object) -> dict:
     shapes = [
         {"name": f"d={head_dim}", "ratio": {"fp16": ratio, "fp16 product": 1.05}} for head_dim, ratio in ((64, 0.5), (128, 2.0))
     ]
-    ring = {"tokens": 32768, "heads": [32, 8], "causal": True, "backward": True, "ranks": 2, "predicted_ms": {"2": 5.25}}
-    ring |= {"ms": {"one rank": 10.0, "auto": 5.0, "ring": 5.0, "heads": 8.0}}
+    ring = {"tokens": 32768, "heads": [32, 8], "causal": True, "backward": True, "ranks": 2}
+    ring |= {"ms": {"one rank": 10.0, "auto": 5.0, "ring": 5.0, "heads": 8.0}, "predicted_ms": {"2": 5.25, "16": 1.0}}
     over_four = ring | {"causal": False, "backward": False, "ranks": 4, "predicted_ms": {"4": 2.5}}
     over_four |= {"memory": {"ring": {"bytes": 105, "model": 100}, "PyTorch": {"bytes": 300}}}
     over_four |= {"ms": {"one rank": 10.0, "auto": 2.5, "ring": 2.5, "heads_ring": 5.0}}

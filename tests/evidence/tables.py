@@ -286,7 +286,27 @@ def shapes_table(data: dict) -> str:
 
 def context_table(data: dict) -> str:
     """A table for each number of GPUs; nothing if there was one GPU."""
-    return "\n\n".join(filter(None, (context_stage_table(data, stage) for stage in OF_SEVERAL)))
+    return "\n\n".join(filter(None, (*(context_stage_table(data, stage) for stage in OF_SEVERAL), prediction_line(data))))
+
+
+def prediction_line(data: dict) -> str:
+    """What the run on two GPUs predicted for more of them, where that was measured too."""
+    names = ("tokens", "heads", "causal", "backward")
+    predicted, measured = (
+        {str([cell[name] for name in names]): cell for cell in data.get(stage, {}).get("cells", [])} for stage in OF_SEVERAL
+    )
+    errors = [
+        predicted[name]["predicted_ms"][ranks] / cell["ms"]["ring"] - 1
+        for name, cell in measured.items()
+        if (ranks := str(cell["ranks"])) in predicted.get(name, {}).get("predicted_ms", {})
+    ]
+    if not errors:
+        return ""
+    ranks = next(iter(measured.values()))["ranks"]
+    return (
+        f"The model in the run on 2 GPUs predicted the ring on {ranks} GPUs in {len(errors)} of these cells, with errors of "
+        f"{min(errors):+.1%} to {max(errors):+.1%}."
+    )
 
 
 def context_stage_table(data: dict, stage: str) -> str:
@@ -299,25 +319,37 @@ def context_stage_table(data: dict, stage: str) -> str:
     schemes = tuple(scheme for scheme in schemes if any(scheme in cell["ms"] for cell in cells))
     window = setting.get("window_ms")
     sample = f"A time is that of a call among as many back to back as take {window} ms" if window else "Times include the host"
+    ranks = cells[0]["ranks"]
+    simulated = sorted({int(n) for cell in cells for n in cell["predicted_ms"]} - {ranks})
+    columns = " | ".join([*schemes, "error", *(f"{n} GPUs" for n in simulated)])
     lines = [
-        f"Attention over {cells[0]['ranks']} {data['gpu']}, bf16, head_dim {setting['head_dim']}, zigzag order "
+        f"Attention over {ranks} {data['gpu']}, bf16, head_dim {setting['head_dim']}, zigzag order "
         "(`tests/benchmark/context_parallel.py`): the time of the whole problem on one GPU, divided by the GPUs and by the time "
         "over all of them, so that 1 is a division without cost. `plain ring`: batch_isend_irecv and libflash.merge; PyTorch: "
-        f"its own context_parallel ({setting['torch']}). The last column is the error of the model's prediction of the ring. "
+        f"its own context_parallel ({setting['torch']}). `error`: of the ring that a model predicts from the times of its steps "
+        f"and of a transfer between two ranks, for these {ranks} GPUs{said_of_simulated(simulated)}. "
         f"{sample}, medians of at most {setting['rounds']} rounds, {data['stages'][stage]['date']}.",
         "",
-        f"| mask | pass | heads q/k | tokens | one GPU ms | {' | '.join(schemes)} | error |",
-        "|---|---|---|---:|" + "---:|" * (len(schemes) + 2),
+        f"| mask | pass | heads q/k | tokens | one GPU ms | {columns} |",
+        "|---|---|---|---:|" + "---:|" * (len(schemes) + 2 + len(simulated)),
     ]
     for cell in cells:
-        ms, one = cell["ms"], cell["ms"]["one rank"]
-        rates = [f"{one / cell['ranks'] / ms[name]:.3f}" if name in ms else "-" for name in schemes]
-        error = cell["predicted_ms"][str(cell["ranks"])] / ms["ring"] - 1
+        ms, one, predicted = cell["ms"], cell["ms"]["one rank"], cell["predicted_ms"]
+        rates = [f"{one / ranks / ms[name]:.3f}" if name in ms else "-" for name in schemes]
+        rates.append(f"{predicted[str(ranks)] / ms['ring'] - 1:+.1%}")
+        rates += [f"{one / n / predicted[str(n)]:.2f}" if str(n) in predicted else "-" for n in simulated]
         kind = "forward, backward" if cell["backward"] else "forward"
         heads = "/".join(map(str, cell["heads"]))
         mask = "causal" if cell["causal"] else "full"
-        lines.append("| " + " | ".join([mask, kind, heads, str(cell["tokens"]), f"{one:.1f}", *rates, f"{error:+.1%}"]) + " |")
+        lines.append("| " + " | ".join([mask, kind, heads, str(cell["tokens"]), f"{one:.1f}", *rates]) + " |")
     return "\n".join(lines + memory_line(cells, schemes))
+
+
+def said_of_simulated(ranks: list[int]) -> str:
+    if not ranks:
+        return ""
+    numbers = ", ".join(map(str, ranks))
+    return f"; the last columns: the rates that it predicts for {numbers} GPUs with the same link, which are no measurements"
 
 
 def memory_line(cells: list[dict], schemes: tuple[str, ...]) -> list[str]:

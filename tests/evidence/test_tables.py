@@ -102,7 +102,9 @@ def test_rows_of_the_decode_table() -> None:
 
 def test_rows_of_the_context_table() -> None:
     made = tables.contents({"a.json": evidence()})["gpu-context-table"]
-    assert "| causal | forward, backward | 32/8 | 32768 | 10.0 | 1.000 | 1.000 | 0.625 | +5.0% |" in made
+    assert "| causal | forward, backward | 32/8 | 32768 | 10.0 | 1.000 | 1.000 | 0.625 | +5.0% | 0.62 |" in made
+    assert "| error | 16 GPUs |" in made
+    assert "for these 2 GPUs; the last columns: the rates that it predicts for 16 GPUs with the same link" in made
     assert "| full | forward | 32/8 | 32768 | 10.0 | 1.000 | 1.000 | 0.500 | +0.0% |" in made
     assert "Times include the host, medians of at most 3 rounds" in made
     assert "among as many back to back as take 250 ms, medians of at most 2 rounds" in made
@@ -110,6 +112,16 @@ def test_rows_of_the_context_table() -> None:
     assert made.count("Peak memory") == 1
     without = {name: value for name, value in evidence().items() if name not in tables.OF_SEVERAL}
     assert tables.contents({"a.json": without})["gpu-context-table"] == ""
+
+
+def test_errors_of_what_two_gpus_predicted_for_four() -> None:
+    data = evidence()
+    (two,), (four,) = (data[stage]["cells"] for stage in tables.OF_SEVERAL)
+    assert tables.prediction_line(data) == ""
+    two |= {"causal": four["causal"], "backward": four["backward"], "predicted_ms": {"2": 5.0, "4": 2.0}}
+    assert tables.prediction_line(data) == (
+        "The model in the run on 2 GPUs predicted the ring on 4 GPUs in 1 of these cells, with errors of -20.0% to -20.0%."
+    )
 
 
 def test_rows_of_the_shapes_table() -> None:
