@@ -137,6 +137,8 @@ def test_refusals() -> None:
             raise AssertionError(f"not refused: {rule}")
     text = lj.explain_context_parallel(q, k, v, ranks=(4,), causal=True)
     assert text.startswith("scheme     heads") or "divide" in text, text
+    packed = tensors((1, 48, 4, 2, 8, 6), True)[:3]
+    assert lj.explain_context_parallel(*packed, ranks=(1,), cu_seqlens=(0, 7, 48)).startswith("scheme     ring")
     slopes = np.linspace(0.1, 0.5, 4)
     for scheme in ("ring", "all_gather", "heads"):
         whole = divided(scheme, "zigzag")

@@ -286,6 +286,34 @@ def test_refusals_are_the_same_on_all_ranks(tmp_path: pathlib.Path) -> None:
         assert text.removeprefix("rank 1: ").removeprefix("rank 0: ") == other.removeprefix("rank 0: ")
 
 
+def explain_job(rank: int) -> list[str]:
+    """Of shapes on a GPU, where options decide."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    del rank
+    said = []
+    with FakeTensorMode():
+        x, packed = (torch.empty(*lead, 1 << 16, 8, 128, device="cuda", dtype=torch.bfloat16) for lead in ((1,), ()))
+        slopes = torch.empty(8, device="cuda")
+        for given in ({}, {"dropout_p": 0.1}, {"alibi_slopes": slopes}, {"window_size": (9, 9)}):
+            said.append(adapter.explain_context_parallel(x, x, x, causal=True, transport="messages", **given))
+        given = {"causal": True, "transport": "messages", "cu_seqlens": [0, 5, 1 << 17]}
+        said.append(adapter.explain_context_parallel(packed, packed, packed, **given))
+    x = torch.zeros(1, 8, 7, 8)
+    for given, y in (({"cu_seqlens": [0, 5]}, x[0]), ({}, x[0]), ({}, x[:, 1:]), ({"scheme": "heads"}, x)):
+        with pytest.raises(libflash.InvalidError) as refused:
+            adapter.explain_context_parallel(y, y, y, **given)
+        said.append(str(refused.value))
+    return said
+
+
+def test_explain_names_the_scheme_of_the_options(tmp_path: pathlib.Path) -> None:
+    words = ["ring:"] + ["heads: a ring needs kernels that know positions"] * 4
+    words += ["cu_seqlens ends at 5;", "q has 3 dimensions", "14 tokens", "q has 7 heads"]
+    for said in run_ranks(2, tmp_path, explain_job):
+        assert all(expected in text for text, expected in zip(said, words, strict=True)), said
+
+
 def other_calls_job(rank: int) -> dict[str, Any]:
     """What PyTorch does around a call: second derivatives, transforms, autocast, torch.compile."""
     call = adapter.context_parallel_attention

@@ -190,12 +190,13 @@ def chosen_scheme(given: Given, sizes: Sizes) -> tuple[str, str]:
 
 
 def explain_context_parallel(
-    q: Any, k: Any, v: Any, *, ranks: tuple[int, ...], scheme: str = "auto", order: str = "zigzag", causal: bool = False,
-    window_size: Any = (-1, -1),
+    q: Any, k: Any, v: Any, *, ranks: tuple[int, ...], scheme: str = "auto", order: str = "zigzag", cu_seqlens: Any = None,
+    causal: bool = False, window_size: Any = (-1, -1),
 ) -> str:  # fmt: skip
-    """The scheme that context_parallel_attention uses for these shards (arrays or shapes with a dtype) on a mesh axis of
-    `ranks` = (n,) devices, or (heads, ring), why, and the bytes that a device sends."""
-    given = read_given(scheme, order, None, causal, window_size)
+    """The scheme that context_parallel_attention uses for these shards (arrays or shapes with a dtype) and options on a mesh
+    axis of `ranks` = (n,) devices, or (heads, ring), why, and the bytes that a device sends. Other options of it decide nothing.
+    """
+    given = read_given(scheme, order, cu_seqlens, causal, window_size)
     sizes = check_arrays(q, k, v, given, tuple(ranks))
     return explanation(*chosen_scheme(given, sizes), sizes, order)
 

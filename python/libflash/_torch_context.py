@@ -274,18 +274,24 @@ def chosen_scheme(
 
 def explain_context_parallel(
     q: Tensor, k: Tensor, v: Tensor, *, group: Any = None, mesh: Any = None, scheme: str = "auto", order: str = "zigzag",
-    causal: bool = False, window_size: Any = (-1, -1), transport: str = "auto",
+    cu_seqlens: Any = None, causal: bool = False, window_size: Any = (-1, -1), alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0, transport: str = "auto",
 ) -> str:  # fmt: skip
-    """The scheme that context_parallel_attention uses for these shards, why, the bytes that a rank sends, and the transport of
-    keys. Sends nothing: before the first call of a group, the transport is what this rank knows alone.
+    """The scheme that context_parallel_attention uses for these shards and options, why, the bytes that a rank sends, and the
+    transport of keys. Other options of it decide nothing. Sends nothing: before the first call of a group, the transport is what
+    this rank knows alone.
     """
     axes = groups.groups_of(group, mesh)
-    given = read_arguments(scheme, order, None, causal, window_size, dict.fromkeys(SCORE_NUMBERS), transport=transport)
+    scores = dict.fromkeys(SCORE_NUMBERS)
+    given = read_arguments(scheme, order, cu_seqlens, causal, window_size, scores, dropout_p, seed=0, transport=transport)
+    check_shapes(q, k, v, packed=given.cu_seqlens is not None)
     sizes = sizes_of(q, k, v, mesh_of(axes))
     check_scheme(scheme, sizes, order, given.window)
-    chosen, why = chosen_scheme(q, k, v, given, axes)
-    ring = groups.ranks_of(axes, chosen).ring
-    carried = symmetric.described(ring, q.device, transport) if ring.size > 1 else None
+    check_tokens(sizes, order, given.cu_seqlens)
+    chosen, why = chosen_scheme(q, k, v, given, axes, alibi_slopes)
+    ranks = groups.ranks_of(axes, chosen)
+    key_heads_repeated(sizes.heads_q, sizes.heads_k, ranks.heads.size, scheme)
+    carried = symmetric.described(ranks.ring, q.device, transport) if ranks.ring.size > 1 else None
     return explanation(chosen, why, sizes, order, carried)
 
 
