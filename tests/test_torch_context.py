@@ -286,6 +286,45 @@ def test_refusals_are_the_same_on_all_ranks(tmp_path: pathlib.Path) -> None:
         assert text.removeprefix("rank 1: ").removeprefix("rank 0: ") == other.removeprefix("rank 0: ")
 
 
+def subgroups_job(rank: int) -> dict[str, Any]:
+    """Two groups of two ranks beside each other, with problems of their own; a mesh and a group without some ranks."""
+    mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+    made: dict[str, Any] = {"errors": {}, "refused": []}
+    for name, scheme in itertools.product(("data", "context"), ("ring", "all_gather", "heads")):
+        axis = mesh[name]
+        other = mesh.get_local_rank("context" if name == "data" else "data")
+        torch.manual_seed(other)
+        x = [torch.randn(2, 32, heads, 8, dtype=torch.float64) for heads in (4, 2, 2, 4)]
+        options = {"causal": True, "window_size": (9, -1), "dropout_p": 0.3, "seed": 3}
+        for order, where in (("zigzag", {"mesh": axis}), ("contiguous", {"group": axis.get_group()})):
+            shards = [adapter.shard(y, **where, order=order).requires_grad_() for y in x[:3]]
+            out = adapter.context_parallel_attention(*shards, **where, order=order, scheme=scheme, **options)
+            got = (out, *torch.autograd.grad(out, shards, adapter.shard(x[3], **where, order=order)))
+            leaves = [y.clone().requires_grad_() for y in x[:3]]
+            whole = adapter.attention(*leaves, **options)
+            wanted = (whole, *torch.autograd.grad(whole, leaves, x[3]))
+            found = [(adapter.unshard(a, **where, order=order) - b).abs().max().item() for a, b in zip(got, wanted, strict=True)]
+            made["errors"][f"{name} {scheme} {order}"] = max(found)
+    x = [torch.randn(1, 8, 4, 8)] * 3
+    for where in ({"group": torch.distributed.new_group([0, 1])}, {"mesh": torch.distributed.DeviceMesh("cpu", [0, 1])}):
+        try:
+            adapter.context_parallel_attention(*x, **where)
+        except libflash.InvalidError as error:
+            made["refused"].append(str(error))
+    return made
+
+
+def test_groups_beside_each_other(tmp_path: pathlib.Path) -> None:
+    for rank, made in enumerate(run_ranks(4, tmp_path, subgroups_job)):
+        assert len(made["errors"]) == 12
+        assert max(made["errors"].values()) <= 1e-12, made["errors"]
+        if rank < 2:
+            assert made["refused"] == []
+        else:
+            assert "group does not have this rank" in made["refused"][0]
+            assert f"mesh has the ranks [0, 1], and not this one, {rank}" in made["refused"][1]
+
+
 def explain_job(rank: int) -> list[str]:
     """Of shapes on a GPU, where options decide."""
     from torch._subclasses.fake_tensor import FakeTensorMode

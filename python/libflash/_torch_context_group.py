@@ -72,6 +72,10 @@ def groups_of(group: Any, mesh: Any) -> tuple[Axis, ...]:
         raise InvalidError(f"mesh is of type {type(mesh).__name__}; it must be a DeviceMesh")
     if mesh.ndim not in (1, 2):
         raise InvalidError(f"mesh has {mesh.ndim} dimensions; it must have one, (ring,), or two, (heads, ring)")
+    if mesh.get_coordinate() is None:
+        raise InvalidError(
+            f"mesh has the ranks {mesh.mesh.tolist()}, and not this one, {dist.get_rank()}; call only on its ranks"
+        )
     return tuple(axis_of(mesh.get_group(n)) for n in range(mesh.ndim))
 
 
