@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -67,3 +68,12 @@ def alone(rank: int) -> bool:
 def test_a_rank_that_ends(call: str, tmp_path: pathlib.Path) -> None:
     """The other one raises within the time limit of the group."""
     assert "raised" in run_in_two_processes("context_faults.py", tmp_path, call, seconds=100)[0]
+
+
+@pytest.mark.parametrize("call", ["ring", "heads", "decode"])
+def test_a_rank_that_is_stuck(call: str, tmp_path: pathlib.Path) -> None:
+    """It does not end, and so closes no connection: the time limit of the group is what ends the wait, 8 s here."""
+    said = run_in_two_processes("context_faults.py", tmp_path, call, "stuck", seconds=100)[0]
+    waited = re.search(r"raised after (\d+) s: .*[Tt]imed out", said)
+    assert waited, said
+    assert 7 <= int(waited[1]) <= 20, said
