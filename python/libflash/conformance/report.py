@@ -77,6 +77,7 @@ def lacking(words: dict[str, int]) -> str:
 
 def verdict(run: dict[str, Any]) -> str:
     fails = len(run["failures"])
-    words = f"{fails} of {run['ran']} checks fail" if fails else f"all {run['held']} checks that apply hold"
+    applied = run["held"] + fails
+    words = f"{fails} of {applied} checks that apply fail" if fails else f"all {applied} checks that apply hold"
     not_run = run["chosen"] - run["ran"]
     return f"{run['target']}: {words}" + (f"; {not_run} were not run for lack of time (--seconds)" if not_run else "")
