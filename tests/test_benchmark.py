@@ -275,7 +275,7 @@ def conformance_run(target: str, held: int, *failures: dict) -> dict:
     ratios = {"problems": held, "outside": 0, "t1": 0.5, "t2_row": 0.9, "t2": 0.25, "t3": 0.0}
     about = {"conformance": 1, "target": target, "versions": {"x": "1.0"}, "device": "cpu", "date": "2026-01-02"}
     found = {"groups": {"accuracy": counts}, "tensors": {"o": ratios}, "failures": list(failures), "not_offered": {"bias": 3}}
-    return about | found | {"chosen": held + 5, "ran": held + 4}
+    return about | found | {"chosen": held + 5, "ran": held + 4, "seconds": 12.6}
 
 
 def test_conformance_has_a_column_for_each_target(tmp_path):
@@ -293,6 +293,7 @@ def test_conformance_has_a_column_for_each_target(tmp_path):
     assert "| | right | wrong |" in lines
     assert "| results inside the error bounds | 7 of 7 | 4 of 7 |" in lines
     assert "| decode | - | - |" in lines
+    assert "| seconds | 13 | 13 |" in lines
     assert "| largest error over its limit: o | 0.90 | 0.90 |" in lines
     assert "- wrong fails: results inside the error bounds (1, up to 2.5), hidden keys (2)." in lines
     assert not any(line.startswith("- right") for line in lines)

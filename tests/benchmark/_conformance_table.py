@@ -48,6 +48,7 @@ def rows(runs: list[dict]) -> list[str]:
         lines.append(line(f"largest error over its limit: {tensor}", [worst(run["tensors"].get(tensor)) for run in runs]))
     lines.append(line("checks not offered", [str(sum(run["not_offered"].values())) for run in runs]))
     lines.append(line("checks not run, for lack of time", [str(run["chosen"] - run["ran"]) for run in runs]))
+    lines.append(line("seconds", [f"{run['seconds']:.0f}" for run in runs]))
     return lines
 
 
