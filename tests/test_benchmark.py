@@ -270,6 +270,20 @@ def test_results_are_written_once_and_then_checked(tmp_path):
     assert run_table(data, "--into", document, "--check").returncode == 1
 
 
+def test_derivatives_have_a_table_of_their_own(tmp_path):
+    document, data = tmp_path / "RESULTS.md", tmp_path / "cpu-derivatives.json"
+    document.write_text("<!-- cpu-derivatives-table -->\n<!-- /cpu-derivatives-table -->\n")
+    setting = {"date": "2026-01-02", "cpu": "a CPU", "isa": "avx2", "threads": 1, "rounds": 5}
+    cells = [{"cell": "float32 d=64 S=512 full", "ms": {}, "ratio": {"jvp": 2.5, "second": 3.25}}]
+    data.write_text(json.dumps({"setting": setting, "summary": {"jvp": 2.5, "second": 3.25}, "cells": cells}))
+    assert run_table(data, "--into", document).returncode == 0
+    text = document.read_text()
+    assert "| float32 d=64 S=512 full | 2.50 | 3.25 |" in text
+    assert "tangent / forward 2.50 (at most 3.1), both tangents / backward 3.25 (at most 3.2)." in text
+    document.write_text(text.replace("3.25", "3.15"))
+    assert run_table(data, "--into", document, "--check").returncode == 1
+
+
 def conformance_run(target: str, held: int, *failures: dict) -> dict:
     counts = {"holds": held, "fails": len(failures), "not offered": 3, "not run": 0, "vacuous": 0, "worst": 0.9}
     ratios = {"problems": held, "outside": 0, "t1": 0.5, "t2_row": 0.9, "t2": 0.25, "t3": 0.0}

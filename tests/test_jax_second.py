@@ -3,17 +3,12 @@ all options against the oracle."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cases
 import numpy as np
 import pytest
-from case import Inputs
-from convert import owned
-from reference_tangent import backward_tangent, forward_tangent
-from tangent_cases import tangents_of
+from second_problem import RELATIVE, SecondProblem, chosen
 
 jax = pytest.importorskip("jax")
 
@@ -22,7 +17,6 @@ import libflash.jax  # noqa: E402
 from jax_problem import assert_close, definition, loss_of  # noqa: E402
 
 EVERY = tuple(range(5))
-RELATIVE = 1e-10
 
 
 @pytest.fixture(autouse=True)
@@ -196,49 +190,18 @@ def test_mean_flow() -> None:
 # -- all options, against the oracle
 
 
-def chosen() -> list[str]:
-    """Every fifth case of those that every backend runs, if it is small."""
-    small = [case for case in cases.quick() if not case.name.startswith(("poison", "exact")) and case.inputs().q.size < 40_000]
-    return [case.name for case in small[::5]]
-
-
-def widened(x: Any) -> Any:
-    """Floats, of 16 bits too, as float64."""
-    return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype.kind not in "biu" else x
-
-
-def wide(x: Inputs) -> Inputs:
-    moved = {field.name: widened(getattr(x, field.name)) for field in dataclasses.fields(x) if field.name != "options"}
-    return Inputs(**moved, options={name: widened(value) for name, value in x.options.items()})
-
-
-@pytest.mark.parametrize("name", chosen())
+@pytest.mark.parametrize("name", chosen(0))
 def test_options(name: str) -> None:
     """jvp, jvp of vjp, and the transposes of both."""
-    case = cases.by_name(name)
-    x = wide(case.inputs())
-    if x.dout is None:
-        pytest.skip("forward only")
-    t = tangents_of(case, x)
-    inputs = {"q": x.q, "k": x.k, "v": x.v}
-    inputs |= {n: x.options[n] for n in ("bias", "learnable_sink") if n in x.options}
-    fixed = {n: y for n, y in x.options.items() if n not in inputs}
-    direction = {n: getattr(t, n) for n in inputs}
-    dlse = np.zeros(t.dlse.shape if t.dlse is not None else lse_like(x)) if x.dlse is None else x.dlse
-    tdlse = np.zeros(dlse.shape) if t.dlse is None else t.dlse
+    problem = SecondProblem(name)
 
     def attention(leaves: dict[str, Any]) -> Any:
         leaves = dict(leaves)
         q, k, v = (leaves.pop(n) for n in "qkv")
-        return libflash.jax.attention(q, k, v, return_lse=True, **leaves, **fixed)
+        return libflash.jax.attention(q, k, v, return_lse=True, **leaves, **problem.options)
 
     def backward(leaves: Any, y: Any) -> Any:
         return jax.vjp(attention, leaves)[1](y)[0]
-
-    o, lse, to, tlse = forward_tangent(x.q, x.k, x.v, t, **x.options)
-    grads, tgrads = backward_tangent(x.dout, x.q, x.k, x.v, t, dlse=dlse, **x.options)
-    no_y = dataclasses.replace(t, dout=None, dlse=None)
-    _, along_x = backward_tangent(x.dout, x.q, x.k, x.v, no_y, dlse=dlse, **x.options)
 
     @jax.jit
     def everything(inputs: Any, direction: Any, y: Any, ty: Any) -> Any:
@@ -249,36 +212,17 @@ def test_options(name: str) -> None:
         of_tangent = pull((ty, y))
         return forward, both, double, of_tangent
 
-    y, ty = (x.dout, dlse), (t.dout, tdlse)
-    forward, both, double, of_tangent = everything(inputs, direction, y, ty)
-    check(case, [*forward[0], *forward[1]], [o, lse, to, tlse], ("o", "lse", "o", "lse"))
-    for found, wanted in (
-        (both[0], grads),
-        (both[1], tgrads),
-        (double[0], along_x),
-        (of_tangent[0], tgrads),
-        (of_tangent[1], grads),
-    ):
-        check_gradients(case, found, wanted)
-    check(case, double[1], [to, tlse], ("o", "lse"))
-
-
-def lse_like(x: Inputs) -> tuple[int, ...]:
-    return (x.q.shape[1], x.q.shape[0]) if x.q.ndim == 3 else (x.q.shape[0], x.q.shape[2], x.q.shape[1])
-
-
-def check(case: Any, found: Any, wanted: Any, names: tuple[str, ...]) -> None:
-    for name, *pair in zip(names, found, wanted, strict=True):
-        x, y = (owned(case, {"lse": np.zeros((1, 0))} | {name: np.asarray(a)})[name] for a in pair)
-        finite = np.isfinite(y)
-        assert (np.isfinite(x) == finite).all()
-        close(x[finite], y[finite])
-
-
-def check_gradients(case: Any, found: dict[str, Any], wanted: Any) -> None:
-    for name, x in found.items():
-        y = wanted.dsink if name == "learnable_sink" else getattr(wanted, "d" + name)
-        check(case, [x], [y], ("d" + name,))
+    wanted = problem.forward()
+    gradients, moved = problem.backward(along_cotangents=True)
+    given = problem.inputs, problem.direction, problem.cotangents, problem.moved_cotangents
+    forward, both, double, of_tangent = everything(*given)
+    problem.check([*forward[0], *forward[1]], wanted, ("o", "lse", "o", "lse"))
+    problem.check_gradients(both[0], gradients)
+    problem.check_gradients(both[1], moved)
+    problem.check_gradients(double[0], problem.backward(along_cotangents=False)[1])
+    problem.check(double[1], wanted[2:], ("o", "lse"))
+    problem.check_gradients(of_tangent[0], moved)
+    problem.check_gradients(of_tangent[1], gradients)
 
 
 # -- more

@@ -160,6 +160,27 @@ def test_nested_vmap_and_grad_of_vmap() -> None:
     assert_close(got, by_autograd(one_by_one, leaves[0])[0])
 
 
+@pytest.mark.parametrize("mapped", [(0, 0, 0), (0, None, None)])
+def test_vmap_over_nothing(mapped: tuple[int | None, ...]) -> None:
+    """An axis of size 0, as jacfwd has for an input without elements: results of the right shapes."""
+    q, k, v = problem()
+    x = [y if dim is None else y[None][:0] for y, dim in zip((q, k, v), mapped, strict=True)]
+
+    def shapes(function: Function) -> list[tuple[int, ...]]:
+        every = (0, 1, 2)
+        calls = (
+            function,
+            func.grad(lambda *y: function(*y).sum(), every),
+            lambda *y: func.jvp(function, y, (q, k, v)),
+            func.hessian(lambda *y: function(*y).sum(), every),
+        )
+        made = [func.vmap(call, in_dims=mapped)(*x) for call in calls]
+        made.append(func.jacfwd(lambda q: function(q, k[:0], v[:0]))(q[:0]))
+        return [tuple(y.shape) for y in torch.utils._pytree.tree_leaves(made)]
+
+    assert shapes(A) == shapes(lambda *y: eager(*y)[0])
+
+
 def test_vmap_asks_what_random_numbers_are_meant() -> None:
     q, k, v = (torch.stack([x, x]) for x in problem())
     with pytest.raises(RuntimeError, match="randomness"):

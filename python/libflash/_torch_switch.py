@@ -122,6 +122,8 @@ def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
         choice itself: what PyTorch gives to its math path stays there. A call that libflash does not serve runs on PyTorch's own
         kernel, with one warning for each reason; Switch.left() tells what was left and why. Dropout draws its seed from PyTorch's
         default generator, with a mask of its own.
+        Derivatives are those of PyTorch's operator, first ones in reverse mode; it refuses others, for which a model calls
+        libflash.torch.attention itself.
 
     paged : bool
         The models run in transformers' continuous batching (generate_batch and its managers), and not otherwise: their attention

@@ -71,14 +71,15 @@ def slice_by_slice(operator: Any, size: int, given: dict[str, Any], dims: dict[s
             return [part(element, its_dim, i, name) for element, its_dim in zip(x, dim, strict=True)]
         if dim is None or not isinstance(x, Tensor):
             return x
-        x = x.select(dim, i)
+        x = x.select(dim, i) if size > 0 else x.new_zeros(x.movedim(dim, 0).shape[1:])
         return x if name in written or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
-    results = [operator(**{name: part(x, dims.get(name), i, name) for name, x in given.items()}) for i in range(size)]
+    slices = range(max(size, 1))  # of an axis of size 0 the shapes of results are needed
+    results = [operator(**{name: part(x, dims.get(name), i, name) for name, x in given.items()}) for i in slices]
     if not isinstance(results[0], tuple) or not results[0]:
         return None, None
     stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
-    return stacked, (0,) * len(stacked)
+    return stacked if size > 0 else tuple(x[:0] for x in stacked), (0,) * len(stacked)
 
 
 # -- folded

@@ -84,8 +84,8 @@ def attention(
     they are.
 
     Under autocast q, k and v are cast to its type, as scaled_dot_product_attention's are. There is no stream argument: use
-    torch.cuda.stream. The gradient for alibi_slopes, third derivatives, and forward mode of forward mode or inside torch.compile
-    raise UnsupportedError.
+    torch.cuda.stream. The gradient for alibi_slopes, third derivatives, and forward mode of forward mode raise UnsupportedError.
+    Forward mode within torch.compile ends the compiled graph and runs without it; fullgraph=True refuses it.
     """
     if not torch.compiler.is_compiling() and not dropout_p:
         result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.attention, (q, k, v), options, DIRECT_ATTENTION)

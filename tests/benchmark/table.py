@@ -1,8 +1,9 @@
-"""Tables of RESULTS.md: the CPU table from cpu_attention.py's JSON, the conformance table from that of the conformance kit.
+"""Tables of RESULTS.md: the CPU tables from the JSON of cpu_attention.py and cpu_derivatives.py, the conformance table from that
+of the conformance kit.
 
-python tests/benchmark/table.py cpu.json conformance/*.json                             print them
-python tests/benchmark/table.py cpu.json conformance/*.json --into RESULTS.md           write each between its markers
-python tests/benchmark/table.py cpu.json conformance/*.json --into RESULTS.md --check   exit code 1 if the file says anything else
+python tests/benchmark/table.py cpu*.json conformance/*.json                            print them
+python tests/benchmark/table.py cpu*.json conformance/*.json --into RESULTS.md          write each between its markers
+python tests/benchmark/table.py cpu*.json conformance/*.json --into RESULTS.md --check  exit code 1 if the file says anything else
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pathlib
 import sys
 
 import _conformance_table
+import _derivatives_table
 
 NAME = "cpu-table"
 NAMES = {"float32": "fp32", "bfloat16": "bf16"}
@@ -84,7 +86,7 @@ def write(document: pathlib.Path, contents: dict[str, str], check: bool) -> list
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    wrote = "what cpu_attention.py --json or python -m libflash conformance --json wrote"
+    wrote = "what cpu_attention.py, cpu_derivatives.py or python -m libflash conformance wrote with --json"
     parser.add_argument("json", type=pathlib.Path, nargs="+", help=wrote)
     parser.add_argument("--into", type=pathlib.Path, metavar="RESULTS.md", help="the file with the markers")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if --into differs from the JSON")
@@ -111,7 +113,9 @@ def tables(files: list[dict]) -> dict[str, str]:
     runs = [data for data in files if "conformance" in data]
     contents = {}
     for data in files:
-        if "conformance" not in data:
+        if _derivatives_table.is_run(data):
+            contents[_derivatives_table.NAME] = _derivatives_table.table(data)
+        elif "conformance" not in data:
             contents[NAME] = table(data)
     if runs:
         contents[_conformance_table.NAME] = _conformance_table.table(runs)

@@ -80,6 +80,19 @@ def test_without_sdpa(calls: list[str]) -> None:
     assert calls == []
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch at its first dual level
+def test_second_derivatives_and_forward_mode_are_refused(calls: list[str]) -> None:
+    """By PyTorch, whose operator has only first ones in reverse mode; they are not zero."""
+    q, k, v = (x.detach() for x in problem())
+    loss = lambda q: sdpa(q, k, v).square().sum()  # noqa: E731
+    with libflash.torch.enable():
+        assert torch.func.grad(loss)(q).abs().max() > 0
+        for second in (torch.func.grad(lambda q: torch.func.grad(loss)(q).square().sum()), torch.func.hessian(loss)):
+            with pytest.raises((RuntimeError, NotImplementedError), match=r"not.* implemented|not support"):
+                second(q)
+    assert "attention" in calls
+
+
 def test_an_object_that_is_no_model_is_refused() -> None:
     with pytest.raises((TypeError, AttributeError)):
         libflash.torch.enable(object())
