@@ -28,11 +28,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "early" not in item.keywords)
-    if config.getoption("--long"):
-        return
-    wanted = [item for item in items if "long" not in item.keywords]
-    config.hook.pytest_deselected(items=[item for item in items if "long" in item.keywords])
+    wanted = [item for item in items if config.getoption("--long") or "long" not in item.keywords]
+    wanted = without_repeated_skips(wanted)
+    kept = set(wanted)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = wanted
+
+
+def without_repeated_skips(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of each function that skipif leaves out here, one case, which says why. Without a GPU some 15000 cases are skipped, and
+    with pytest-xdist each takes several milliseconds.
+    """
+    seen: set[object] = set()
+    wanted = []
+    for item in items:
+        if any(mark.args[:1] == (True,) for mark in item.iter_markers("skipif")):
+            function = getattr(item, "function", item)
+            if function in seen:
+                continue
+            seen.add(function)
+        wanted.append(item)
+    return wanted
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from functools import cache
+from functools import cache, lru_cache
 
 import ml_dtypes
 import numpy as np
@@ -44,6 +44,12 @@ def check_cpu(check: Check, isa: str) -> None:
 
 
 def random(*shape: int, seed: int = 0, dtype: np.dtype | str = "float32") -> np.ndarray:
+    """An array of the caller's own."""
+    return generated(shape, seed, np.dtype(dtype)).copy()
+
+
+@lru_cache(maxsize=16)  # a test asks for the same arrays with every parameter
+def generated(shape: tuple[int, ...], seed: int, dtype: np.dtype) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
