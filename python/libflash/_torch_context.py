@@ -17,7 +17,7 @@ from . import _context_layout as layouts
 from . import _core
 from . import _torch_context_group as groups
 from . import _torch_symmetric_memory as symmetric
-from ._context_choice import can_share_heads, check_scheme, choose, explanation, key_heads_repeated
+from ._context_choice import Sizes, can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout, chunks_by_position
 from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
 from ._errors import InvalidError, UnsupportedError
@@ -197,12 +197,7 @@ def check_tensors(
     for name, x in (("alibi_slopes", alibi_slopes), ("learnable_sink", learnable_sink)):
         if x is not None and not isinstance(x, Tensor):
             raise InvalidError(f"{name} must be a tensor, not {type(x).__name__}")
-    check_shapes(q, k, v, packed=given.cu_seqlens is not None)
-    sizes = sizes_of(q, k, v, mesh_of(axes))
-    check_scheme(given.scheme, sizes, given.order, given.window)
-    ranks = groups.ranks_of(axes, chosen_scheme(q, k, v, given, axes, alibi_slopes)[0])
-    check_tokens(sizes, given.order, given.cu_seqlens)
-    key_heads_repeated(q.shape[-2], k.shape[-2], ranks.heads.size, given.scheme)
+    *_, ranks = check_shards(q, k, v, given, axes, alibi_slopes)
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")
     for name, heads in (("alibi_slopes", alibi_slopes), ("learnable_sink", learnable_sink)):
@@ -211,6 +206,20 @@ def check_tensors(
     if q.is_cuda:
         check_cuda(alibi_slopes, given, ranks)
     check_call(q, k, v, alibi_slopes, learnable_sink, given)
+
+
+def check_shards(
+    q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...], alibi_slopes: Tensor | None
+) -> tuple[Sizes, str, str, Ranks]:
+    """Refuses shapes that the scheme cannot divide. Returns their sizes, the scheme and why it is that one, and its ranks."""
+    check_shapes(q, k, v, packed=given.cu_seqlens is not None)
+    sizes = sizes_of(q, k, v, mesh_of(axes))
+    check_scheme(given.scheme, sizes, given.order, given.window)
+    chosen, why = chosen_scheme(q, k, v, given, axes, alibi_slopes)
+    ranks = groups.ranks_of(axes, chosen)
+    check_tokens(sizes, given.order, given.cu_seqlens)
+    key_heads_repeated(sizes.heads_q, sizes.heads_k, ranks.heads.size, given.scheme)
+    return sizes, chosen, why, ranks
 
 
 def check_call(
@@ -260,7 +269,7 @@ def mesh_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 
 
 def chosen_scheme(
-    q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...], alibi_slopes: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...], alibi_slopes: Tensor | None
 ) -> tuple[str, str]:
     if given.scheme != "auto":
         return given.scheme, "requested"
@@ -284,13 +293,7 @@ def explain_context_parallel(
     axes = groups.groups_of(group, mesh)
     scores = dict.fromkeys(SCORE_NUMBERS)
     given = read_arguments(scheme, order, cu_seqlens, causal, window_size, scores, dropout_p, seed=0, transport=transport)
-    check_shapes(q, k, v, packed=given.cu_seqlens is not None)
-    sizes = sizes_of(q, k, v, mesh_of(axes))
-    check_scheme(scheme, sizes, order, given.window)
-    check_tokens(sizes, order, given.cu_seqlens)
-    chosen, why = chosen_scheme(q, k, v, given, axes, alibi_slopes)
-    ranks = groups.ranks_of(axes, chosen)
-    key_heads_repeated(sizes.heads_q, sizes.heads_k, ranks.heads.size, scheme)
+    sizes, chosen, why, ranks = check_shards(q, k, v, given, axes, alibi_slopes)
     carried = symmetric.described(ranks.ring, q.device, transport) if ranks.ring.size > 1 else None
     return explanation(chosen, why, sizes, order, carried)
 
