@@ -22,7 +22,7 @@ pytestmark = pytest.mark.early
 def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "FORWARD_TILE": tile, "STAGES": stages}
     defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
-    headers = ("attention/start_head_maxima.cuh", "sm90/forward.cuh", "sm90/forward_statistics.cuh")
+    headers = ("attention/start_head_maxima.cuh", "sm90/forward.cuh")
     return Program("forward_sm90.cpp", headers, tuple(defines.items()))
 
 

@@ -36,9 +36,21 @@ def test_the_kernel_that_runs(lib: c.CDLL, device: str, dtype: str, head_dim: in
             made = outputs(dtype, heads=heads)
             lines = lines_of(explain(lib, "forward", arrays(dtype, head_dim), **made, **options))
             assert lines["kernel"] == [f"forward_{of}_{dtype}_d{least}_statistics, backend {of}"]
-            assert lines["instance"] == ["statistics" if of == "sm90" else "general"]
+            assert lines["instance"] == ["plain, entropy" if of == "sm90" else "general"]
             names = [line.split(":")[0] for line in lines["launch"]]
             assert names == ["first maxima of heads"] * heads + ["attention"]
+
+
+def test_the_instance_of_sm90(lib: c.CDLL) -> None:
+    lib.describe(*DEVICES["H200"])
+
+    def instance(*names: str, **options: object) -> list[str]:
+        made = {name: out for name, out in outputs("bf16").items() if name in names}
+        return lines_of(explain(lib, "forward", arrays("bf16", 64), **made, **options))["instance"]
+
+    assert instance("max_logit") == instance("max_logit", causal=True) == ["plain, largest scores"]
+    assert instance("entropy") == instance("max_logit", "entropy") == ["plain, entropy"]
+    assert instance("max_logit", sm_margin=2) == ["statistics"]  # a dynamic schedule
 
 
 @pytest.mark.parametrize("dtype", TYPES)

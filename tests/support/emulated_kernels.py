@@ -43,10 +43,10 @@ STATISTICS_KERNELS = {
 }
 # The same for sm_90a, with the stages and what is asked for (forward_sm90.cpp).
 STATISTICS_KERNELS_SM90 = {
-    "bf16-64": ("bf16_", 64, "128, 128", 4, KEYS_PER_SUM, 1),
-    "f16-128": ("f16_", 128, "128, 128", 2, KEYS_PER_SUM, 2),
+    "bf16-64": ("bf16_", 64, "192, 128", 4, KEYS_PER_SUM, 2),
+    "f16-128": ("f16_", 128, "128, 128", 2, KEYS_PER_SUM, 1),
     "bf16-256": ("bf16_", 256, "128, 64", 2, KEYS_PER_SUM, 3),
-    "f16-64-sums": ("f16_", 64, "128, 128", 4, 256, 1),
+    "f16-64-sums": ("f16_", 64, "192, 128", 4, 256, 1),
 }
 
 # Forward's tangent: type, head_dim, tile; 32 and 16 rows of a warp, and a thread block of one warp.

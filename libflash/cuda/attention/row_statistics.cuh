@@ -1,6 +1,6 @@
 // Statistics of the query rows that forward computes on request, in registers beside the online softmax (online_softmax.cuh): the
 // largest score, and for the entropy the sum of 2^x * x over the exponents x of the probabilities. A lane has those of its own
-// scores until finish_statistics(). Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1.
+// scores until they are finished. Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1.
 //
 // The sums are relative to the kept maximum m. If it becomes m', every exponent changes by m - m', so that
 // sum' = 2^(m - m') * (sum + (m - m') * row_sum).
@@ -28,11 +28,10 @@ __device__ __forceinline__ float row_entropy(float kept_maximum, float row_sum, 
 
 struct NoRowStatistics {};
 
-// kLongSums: long sums may take the row sums (attention/long_sums.h).
-template <int kSlabs, bool kLongSums = true>
-struct RowStatistics {
-    float largest_score[kSlabs][2];  // -infinity: none yet
-    float weighted[kSlabs][2];       // sum of 2^x * x
+// The sums for the entropy. kLongSums: long sums may take the row sums (attention/long_sums.h).
+template <int kSlabs, bool kLongSums>
+struct EntropySums {
+    float weighted[kSlabs][2];  // sum of 2^x * x
     // What long sums have taken of row_sum, and as much of `weighted`: short sums lose fewer bits.
     float taken_sum[kSlabs][2], taken_weighted[kSlabs][2];
 
@@ -42,18 +41,11 @@ struct RowStatistics {
         for (int i = 0; i < kSlabs * 2; ++i) for_row(i / 2, i % 2);
     }
 
-    __device__ __forceinline__ void clear_statistics() {
+    __device__ __forceinline__ void clear_entropy() {
         for_rows([&](int a, int r) {
-            largest_score[a][r] = -INFINITY;
             weighted[a][r] = 0.0f;
             if constexpr (kLongSums) taken_sum[a][r] = taken_weighted[a][r] = 0.0f;
         });
-    }
-
-    // With an exponent of -infinity, p is 0 and adds nothing. NaN is in p.
-    __device__ __forceinline__ void add_score(int a, int r, float score, float exponent, float p) {
-        largest_score[a][r] = fmaxf(largest_score[a][r], score);
-        weighted[a][r] = fmaf(p, fmaxf(exponent, kLowestExponent), weighted[a][r]);
     }
 
     // Before the row sum is rescaled. change: of the exponents. The first time it is huge, and the factor 0.
@@ -75,22 +67,45 @@ struct RowStatistics {
         }
     }
 
-    // Combines the lanes of each row.
-    __device__ __forceinline__ void finish_row_statistics(int a, int r) {
-        largest_score[a][r] = quad_max(largest_score[a][r]);
+    // Combines the lanes of a row.
+    __device__ __forceinline__ void finish_row_entropy(int a, int r) {
         if constexpr (kLongSums) weighted[a][r] += taken_weighted[a][r];
         weighted[a][r] = quad_sum(weighted[a][r]);
     }
-    __device__ __forceinline__ void finish_statistics() {
-        for_rows([&](int a, int r) { finish_row_statistics(a, r); });
-    }
     // True if the complete sum overflowed though the row sum is not NaN.
-    __device__ __forceinline__ bool row_statistics_overflowed(int a, int r, float row_sum) const {
+    __device__ __forceinline__ bool row_entropy_overflowed(int a, int r, float row_sum) const {
         return !(fabsf(weighted[a][r]) < INFINITY) && row_sum == row_sum;
+    }
+};
+
+template <int kSlabs>
+struct RowStatistics : EntropySums<kSlabs, true> {
+    using Entropy = EntropySums<kSlabs, true>;
+    using Entropy::for_rows;
+
+    float largest_score[kSlabs][2];  // -infinity: none yet
+
+    __device__ __forceinline__ void clear_statistics() {
+        for_rows([&](int a, int r) { largest_score[a][r] = -INFINITY; });
+        this->clear_entropy();
+    }
+
+    // With an exponent of -infinity, p is 0 and adds nothing. NaN is in p.
+    __device__ __forceinline__ void add_score(int a, int r, float score, float exponent, float p) {
+        largest_score[a][r] = fmaxf(largest_score[a][r], score);
+        this->weighted[a][r] = fmaf(p, fmaxf(exponent, kLowestExponent), this->weighted[a][r]);
+    }
+
+    // Combines the lanes of each row.
+    __device__ __forceinline__ void finish_statistics() {
+        for_rows([&](int a, int r) {
+            largest_score[a][r] = quad_max(largest_score[a][r]);
+            this->finish_row_entropy(a, r);
+        });
     }
     __device__ __forceinline__ bool statistics_overflowed(const float (&row_sum)[kSlabs][2]) const {
         bool bad = false;
-        for_rows([&](int a, int r) { bad |= row_statistics_overflowed(a, r, row_sum[a][r]); });
+        for_rows([&](int a, int r) { bad |= this->row_entropy_overflowed(a, r, row_sum[a][r]); });
         return bad;
     }
 };

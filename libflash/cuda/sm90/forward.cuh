@@ -14,7 +14,8 @@ namespace libflash::cuda::sm90 {
 
 template <class Kernel, ForwardInstance kInstance>
 __global__ void __launch_bounds__(ForwardTraits<Kernel, kInstance>::kThreads, 1)
-    forward_kernel(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardTensorMaps maps) {
+    forward_kernel(const __grid_constant__ typename ForwardTraits<Kernel, kInstance>::Params params,
+                   const __grid_constant__ ForwardTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
     using Traits = ForwardTraits<Kernel, kInstance>;
     const ForwardContext<Traits> context(params, maps, Traits::QTile::align(shared));
@@ -28,7 +29,8 @@ constexpr KernelResources forward_resources() {
 }
 
 template <class Kernel, ForwardInstance kInstance>
-int launch_instance(const ForwardPlan& plan, const ForwardParams& params, cudaStream_t stream) {
+int launch_instance(const ForwardPlan& plan, const typename ForwardTraits<Kernel, kInstance>::Params& params,
+                    cudaStream_t stream) {
     using Traits = ForwardTraits<Kernel, kInstance>;
     const auto kernel = forward_kernel<Kernel, kInstance>;
     ForwardTensorMaps maps{};
@@ -37,9 +39,11 @@ int launch_instance(const ForwardPlan& plan, const ForwardParams& params, cudaSt
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
     if (error != cudaSuccess) return error;
-    if (plan.order.blocks > 0) {
-        const auto order = order_kernel<Kernel, Traits::kBlockM, ForwardParams>;
-        order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, stream>>>(params);
+    if constexpr (Traits::kDynamic) {
+        if (plan.order.blocks > 0) {
+            const auto order = order_kernel<Kernel, Traits::kBlockM, ForwardParams>;
+            order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, stream>>>(params);
+        }
     }
     return launch_dependent(kernel, plan.attention.blocks, plan.attention.threads, plan.attention.shared_bytes, stream, true,
                             params, maps);
@@ -59,6 +63,8 @@ auto with_instance(int instance, const DoWith& do_with) {
         case ForwardInstance::cache: break;       // of another operation: prefill.cuh
         case ForwardInstance::invariant: break;   // the same
         case ForwardInstance::statistics: break;  // of other kernels: forward_statistics.cuh
+        case ForwardInstance::maxima: break;      // the same
+        case ForwardInstance::entropy: break;     // the same
     }
     return do_with(std::integral_constant<ForwardInstance, ForwardInstance::plain>());
 }

@@ -30,7 +30,7 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
     static constexpr bool kBlockMask = Traits::kBlockMask, kSeparateFirstTile = Traits::kSeparateFirstTile;
     static constexpr bool kLongSums = Traits::kLongSums;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
-    using Softmax = OnlineSoftmax<kBlockN, Traits::kStatistics, Traits::kStatistics && kLongSums>;
+    using Softmax = OnlineSoftmax<kBlockN, Traits::kStatisticsKind, kLongSums>;
 
     const ForwardTileScheduler<Traits> scheduler{context};
     const ForwardScores<Traits> scores{context};
@@ -130,7 +130,7 @@ private:
                 const bool complete = kBlockMask ? --tiles_left == 0 : c.tile % kTilesPerSum == 0;
                 if (__builtin_expect(complete && context.params.long_sums, false)) {
                     tiles_left = kTilesPerSum;
-                    if constexpr (Traits::kStatistics) c.softmax.take_weighted(0, c.softmax.sum);
+                    if constexpr (Softmax::kEntropy) c.softmax.take_weighted(0, c.softmax.sum);
                     long_sums().take(0, blocks_of_sums(c), c.softmax.sum, c.softmax.kept_maximum);
                 }
             }
@@ -281,14 +281,9 @@ private:
         scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled);
         if constexpr (Traits::kCache) scores.hide_absent(c.s, tile_info.absent);
         const bool take_maximum = tile_info.edge || tile_info.exact_maximum;
-        bool rescale;
-        if constexpr (Traits::kStatistics) {
-            const auto& params = context.params;
-            if (params.max_logit.data || params.head_maxima) c.softmax.see_scores(c.s);
-            rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor, params.entropy.data != nullptr);
-        } else {
-            rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor);
-        }
+        bool weighs = Softmax::kAlwaysWeighs;
+        if constexpr (Traits::kStatisticsKind == RowStatisticsKind::either) weighs = context.params.entropy.data != nullptr;
+        const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor, weighs);
         if constexpr (Traits::kRareOptions) {
             if (context.params.rare.dropout.active) scores.drop(c.s, work_tile, c.word, c.thread);
         }

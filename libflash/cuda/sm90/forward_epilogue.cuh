@@ -43,7 +43,8 @@ struct ForwardEpilogue {
             inverse[r] = rows.finish_row(work_tile, local_row, is_used, softmax.kept_maximum[r], softmax.sum[r],
                                          writes && thread.is_first_of_row());
             if constexpr (Traits::kStatistics)
-                rows.write_statistics(work_tile, local_row, is_used, softmax, r, writes, writes && thread.is_first_of_row());
+                rows.write_statistics(work_tile, local_row, is_used, row_overflowed[r], softmax, r, writes,
+                                      writes && thread.is_first_of_row());
         }
         if (__any_sync(0xffffffffu, overflowed)) request_recompute(work_tile, thread);
         return writes;

@@ -17,8 +17,11 @@ namespace libflash::cuda {
 //   general     all of that, and softcap, ALiBi, bias, mask, dropout, and scales that are not positive
 //   cache       like dynamic, with keys and values in a cache (prefill.cuh)
 //   invariant   the same for invariant rows: the bits of sm80/decode_invariant.cuh
-//   statistics  like block_mask, with statistics of rows (forward_statistics.cuh)
-enum class ForwardInstance { plain, dynamic, block_mask, general, cache, invariant, statistics };
+// With statistics of rows (forward_statistics.cuh):
+//   statistics  like block_mask
+//   maxima      like plain, without the entropy
+//   entropy     like plain
+enum class ForwardInstance { plain, dynamic, block_mask, general, cache, invariant, statistics, maxima, entropy };
 
 constexpr const char* forward_kind_name(ForwardInstance kind) {
     switch (kind) {
@@ -28,8 +31,15 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
         case ForwardInstance::cache: return "cache";
         case ForwardInstance::invariant: return "cache, invariant rows";
         case ForwardInstance::statistics: return "statistics";
+        case ForwardInstance::maxima: return "plain, largest scores";
+        case ForwardInstance::entropy: return "plain, entropy";
         default: return "general";
     }
+}
+
+// Neither a dynamic schedule nor block masks: the code of the main loop is the smallest.
+constexpr bool is_plain(ForwardInstance kind) {
+    return kind == ForwardInstance::plain || kind == ForwardInstance::maxima || kind == ForwardInstance::entropy;
 }
 
 // Whether the kernel can add up more keys than accumulators can (attention/long_sums.h). With 192 channels the compiler would
@@ -39,7 +49,7 @@ constexpr bool forward_has_long_sums(const KernelConfig& config) {
     return has_long_sums(config) && config.head_dim_v != 192 && !(config.statistics && config.head_dim_v == 256);
 }
 constexpr bool forward_has_long_sums(const KernelConfig& config, ForwardInstance kind) {
-    return forward_has_long_sums(config) && kind != ForwardInstance::plain && kind != ForwardInstance::dynamic &&
+    return forward_has_long_sums(config) && !is_plain(kind) && kind != ForwardInstance::dynamic &&
            kind != ForwardInstance::invariant;
 }
 
@@ -55,21 +65,28 @@ constexpr ForwardInstance forward_instance(const KernelConfig& config, bool gene
     return has_dynamic_instance(config) ? ForwardInstance::dynamic : ForwardInstance::block_mask;
 }
 
+// The instance of a kernel with statistics of rows.
+constexpr ForwardInstance forward_statistics_instance(bool dynamic, bool entropy) {
+    if (dynamic) return ForwardInstance::statistics;
+    return entropy ? ForwardInstance::entropy : ForwardInstance::maxima;
+}
+
 // With a block mask, a query tile must lie within one row of blocks.
 constexpr int forward_tile_q(const KernelConfig& config, ForwardInstance kind) {
-    return kind == ForwardInstance::plain || kind == ForwardInstance::dynamic || kind == ForwardInstance::cache ? config.tile_q
-                                                                                                                : 128;
+    return is_plain(kind) || kind == ForwardInstance::dynamic || kind == ForwardInstance::cache ? config.tile_q : 128;
 }
 
 // Units of the rule of invariant rows (attention/invariant_softmax.cuh) in a key tile. Segments begin at multiples of it.
 constexpr int kInvariantUnits = 2;
 
-// The rare options need more registers, so their key tiles are smaller. With a block mask, a key tile must lie within one block.
+// The rare options need more registers, so their key tiles are smaller; so do the sums of the entropy beside 192 rows. With a
+// block mask, a key tile must lie within one block.
 constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
     if (kind == ForwardInstance::general) return config.head_dim <= 64 ? 128 : (config.head_dim_v <= 192 ? 64 : 32);
     if (kind == ForwardInstance::invariant) return kInvariantUnits * kInvariantUnit;
     if (kind == ForwardInstance::block_mask || kind == ForwardInstance::statistics)
         return config.head_dim <= 128 || config.tile_k >= 128 ? 128 : 64;
+    if (kind == ForwardInstance::entropy && config.tile_q > 128) return 96;
     return config.tile_k;
 }
 

@@ -37,29 +37,29 @@ struct ForwardOutputRows {
         return sees_keys ? __fdividef(factor, sum) : 0.0f;
     }
 
-    // Writes the statistics of row r of this thread (attention/row_statistics.cuh). All lanes of the warp call it. of_warp:
-    // whether the warp writes its rows; write: whether this lane does.
+    // Writes the statistics of row r of this thread (attention/row_statistics.cuh). All lanes of the warp call it. overflowed:
+    // the row is not right before it is computed again; of_warp: whether the warp writes its rows; write: whether this lane does.
     template <class Softmax>
-    __device__ __forceinline__ void write_statistics(const WorkTile& work_tile, int local_row, bool is_used,
+    __device__ __forceinline__ void write_statistics(const WorkTile& work_tile, int local_row, bool is_used, bool overflowed,
                                                      const Softmax& softmax, int r, bool of_warp, bool write) const {
         const auto& params = context.params;
         const float kept = softmax.kept_maximum[r], row_sum = softmax.sum[r];
-        const float sink =
-            params.sink.data ? head_number<T>(params.sink, work_tile.batch(), work_tile.head()) * kLog2e : -INFINITY;
-        const float top = fmaxf(kept, sink), total = row_sum * exp2_approx(kept - top) + exp2_approx(sink - top);
         const bool here = write && local_row < work_tile.owned_q(params) - work_tile.keys.first_row;
         if (params.max_logit.data || params.head_maxima) {
-            const float unit = work_tile.exact_maximum ? kLn2 : params.scale_log2 * kLn2;
-            float largest = row_sum == row_sum ? softmax.largest_score[0][r] * unit + 0.0f : row_sum;  // never -0
+            float largest = row_sum == row_sum ? softmax.largest_score(r) * kLn2 + 0.0f : row_sum;  // never -0
             if (!is_used) largest = -INFINITY;
             write_number(params.max_logit, work_tile, local_row, largest, here);
             if (params.head_maxima) {
-                const float of_rows = warp_largest(largest);
+                const float of_rows = warp_largest(overflowed && !work_tile.exact_maximum ? -INFINITY : largest);
                 if (of_warp && threadIdx.x % 32 == 0)
                     raise_to(params.head_maxima + work_tile.head() * params.head_maxima_stride, of_rows);
             }
         }
-        if (params.entropy.data) {
+        if constexpr (Softmax::kEntropy) {
+            if (!params.entropy.data) return;
+            const float sink =
+                params.sink.data ? head_number<T>(params.sink, work_tile.batch(), work_tile.head()) * kLog2e : -INFINITY;
+            const float top = fmaxf(kept, sink), total = row_sum * exp2_approx(kept - top) + exp2_approx(sink - top);
             const float entropy = row_entropy(kept, row_sum, softmax.weighted[0][r], sink, total);
             write_number(params.entropy, work_tile, local_row, is_used ? entropy : 0.0f, here);
         }

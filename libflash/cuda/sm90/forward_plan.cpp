@@ -42,8 +42,8 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     const bool block_mask = problem.block_mask.present || (!general && has_too_many_keys(config, problem));
     // Beside other kernels some thread blocks begin late: a dynamic schedule gives these less work.
     plan.dynamic = lengths_on_device || block_mask || problem.request.sm_margin > 0;
-    const ForwardInstance kind =
-        config.statistics ? ForwardInstance::statistics : forward_instance(config, general, plan.dynamic, block_mask);
+    const ForwardInstance kind = config.statistics ? forward_statistics_instance(plan.dynamic, problem.entropy.present)
+                                                   : forward_instance(config, general, plan.dynamic, block_mask);
     plan.instance = {static_cast<int>(kind), forward_kind_name(kind)};
     plan.tile_q = forward_tile_q(config, kind);
     plan.tile_k = forward_tile_k(config, kind);

@@ -1,4 +1,4 @@
-// Forward with statistics of rows for sm_90a: the instance with block masks and long sums, without rare options.
+// Forward with statistics of rows for sm_90a, without rare options: three instances (forward_instance.h).
 #pragma once
 
 #include "cuda/attention/start_head_maxima.cuh"
@@ -6,17 +6,14 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Kernel>
-using StatisticsTraits = ForwardTraits<Kernel, ForwardInstance::statistics>;
-
-template <class Kernel>
-__global__ void __launch_bounds__(StatisticsTraits<Kernel>::kThreads, 1)
-    forward_statistics_kernel(const __grid_constant__ ForwardStatisticsParams params,
-                              const __grid_constant__ ForwardTensorMaps maps) {
-    extern __shared__ __align__(1024) char shared[];
-    using Traits = StatisticsTraits<Kernel>;
-    const ForwardContext<Traits> context(params, maps, Traits::QTile::align(shared));
-    ForwardKernel<Traits>{context}.run();
+// Calls do_with with the instance as an integral_constant.
+template <class DoWith>
+auto with_statistics_instance(int instance, const DoWith& do_with) {
+    switch (static_cast<ForwardInstance>(instance)) {
+        case ForwardInstance::maxima: return do_with(std::integral_constant<ForwardInstance, ForwardInstance::maxima>());
+        case ForwardInstance::entropy: return do_with(std::integral_constant<ForwardInstance, ForwardInstance::entropy>());
+        default: return do_with(std::integral_constant<ForwardInstance, ForwardInstance::statistics>());
+    }
 }
 
 }  // namespace libflash::cuda::sm90
@@ -24,35 +21,24 @@ __global__ void __launch_bounds__(StatisticsTraits<Kernel>::kThreads, 1)
 namespace libflash::cuda {
 
 template <class Kernel>
-KernelResources resources_of_forward_statistics(int step, int) {
+KernelResources resources_of_forward_statistics(int step, int instance) {
     switch (static_cast<ForwardStep>(step)) {
         case ForwardStep::order: return {sm90::kOrderThreads, 0};
         case ForwardStep::head_maxima: return {kHeadMaximaThreads, 0};
         case ForwardStep::attention: break;
     }
-    return sm90::forward_resources<Kernel, ForwardInstance::statistics>();
+    return sm90::with_statistics_instance(instance,
+                                          [](auto kind) { return sm90::forward_resources<Kernel, decltype(kind)::value>(); });
 }
 
 // Enqueues the kernels on `stream`. Returns a CUDA error.
 template <class Kernel>
 int launch_forward_statistics(const ForwardPlan& plan, const ForwardStatisticsParams& params, void* stream) {
-    using Traits = sm90::StatisticsTraits<Kernel>;
     const auto on = static_cast<cudaStream_t>(stream);
     start_head_maxima<Kernel>(plan.head_maxima, params.head_maxima, params, on);
     if (plan.attention.blocks == 0) return cudaGetLastError();
-    const auto kernel = sm90::forward_statistics_kernel<Kernel>;
-    sm90::ForwardTensorMaps maps{};
-    cudaError_t error = sm90::encode<Traits>(&maps, params);
-    // At each launch, because the attribute holds for the current device only.
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
-    if (error != cudaSuccess) return error;
-    if (plan.order.blocks > 0) {
-        const auto order = sm90::order_kernel<Kernel, Traits::kBlockM, ForwardParams>;
-        order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, on>>>(params);
-    }
-    return launch_dependent(kernel, plan.attention.blocks, plan.attention.threads, plan.attention.shared_bytes, on, true, params,
-                            maps);
+    return sm90::with_statistics_instance(
+        plan.instance.number, [&](auto kind) { return sm90::launch_instance<Kernel, decltype(kind)::value>(plan, params, on); });
 }
 
 }  // namespace libflash::cuda

@@ -20,10 +20,8 @@ struct ForwardTileScheduler {
     static constexpr int kBlockM = Traits::kBlockM;
     const ForwardContext<Traits>& context;
 
-    // Only some calls of the instances with the rare options or with statistics have a dynamic schedule.
-    __device__ __forceinline__ bool is_dynamic() const {
-        return !(Traits::kRareOptions || Traits::kStatistics) || context.params.sequence_order;
-    }
+    // Only some calls of the instance with the rare options have a dynamic schedule.
+    __device__ __forceinline__ bool is_dynamic() const { return !Traits::kRareOptions || context.params.sequence_order; }
 
     // The cursor of the first pass.
     __device__ __forceinline__ ScheduleCursor begin() const {

@@ -7,11 +7,21 @@
 #include "cuda/config.h"
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_instance.h"
+#include "cuda/sm90/online_softmax.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
 #include <type_traits>
 
 namespace libflash::cuda::sm90 {
+
+constexpr RowStatisticsKind row_statistics_kind(ForwardInstance kind) {
+    switch (kind) {
+        case ForwardInstance::maxima: return RowStatisticsKind::maxima;
+        case ForwardInstance::entropy: return RowStatisticsKind::entropy;
+        case ForwardInstance::statistics: return RowStatisticsKind::either;
+        default: return RowStatisticsKind::none;
+    }
+}
 
 template <class Kernel, ForwardInstance kInstance>
 struct ForwardTraits {
@@ -19,10 +29,11 @@ struct ForwardTraits {
     using T = ElementOf<config.dtype>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
     static constexpr bool kRareOptions = kInstance == ForwardInstance::general;
-    static constexpr bool kStatistics = kInstance == ForwardInstance::statistics;
+    static constexpr RowStatisticsKind kStatisticsKind = row_statistics_kind(kInstance);
+    static constexpr bool kStatistics = kStatisticsKind != RowStatisticsKind::none;
     static constexpr bool kBlockMask =  // iterates over a block mask
-        kRareOptions || kStatistics || kInstance == ForwardInstance::block_mask;
-    static constexpr bool kDynamic = kInstance != ForwardInstance::plain;
+        kRareOptions || kInstance == ForwardInstance::statistics || kInstance == ForwardInstance::block_mask;
+    static constexpr bool kDynamic = !is_plain(kInstance);
     static constexpr bool kLongSums = forward_has_long_sums(config, kInstance);
     static constexpr bool kInvariant = kInstance == ForwardInstance::invariant;
     static constexpr bool kCache = kInvariant || kInstance == ForwardInstance::cache;  // keys and values are in a cache

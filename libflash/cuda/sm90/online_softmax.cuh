@@ -11,16 +11,27 @@
 #include "cuda/attention/online_softmax.cuh"
 #include "cuda/attention/row_statistics.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/sm90/largest_probability.cuh"
 #include "cuda/tile/quad.cuh"
 
 #include <type_traits>
 
 namespace libflash::cuda::sm90 {
 
-// kStatistics: with the statistics of the rows (attention/row_statistics.cuh); largest_score is in the units of the scores.
-template <int kBlockN, bool kStatistics = false, bool kLongSums = false>
-struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<1, kLongSums>, NoRowStatistics> {
+// The statistics of rows that an instance computes: none; the largest score; also the entropy; also the entropy if apply() is
+// told so.
+enum class RowStatisticsKind { none, maxima, entropy, either };
+
+template <bool kEntropy, bool kLongSums>
+struct StatisticsOfRows : LargestProbability, std::conditional_t<kEntropy, EntropySums<1, kLongSums>, NoRowStatistics> {};
+
+// kKind: with these statistics of the rows (attention/row_statistics.cuh).
+template <int kBlockN, RowStatisticsKind kKind = RowStatisticsKind::none, bool kLongSums = false>
+struct OnlineSoftmax : std::conditional_t<kKind == RowStatisticsKind::none, NoRowStatistics,
+                                          StatisticsOfRows<(kKind > RowStatisticsKind::maxima), kLongSums>> {
     static constexpr int kScores = kBlockN / 2;
+    static constexpr bool kMaxima = kKind != RowStatisticsKind::none, kEntropy = kKind > RowStatisticsKind::maxima,
+                          kAlwaysWeighs = kKind == RowStatisticsKind::entropy;
     float kept_maximum[2];  // subtracted from the scores, in base-2 units; kNoScore: no score yet
     float sum[2];           // of this lane's elements
     bool needs_maximum;     // a row of this warp has no score yet: take the maximum of the next tile
@@ -29,7 +40,8 @@ struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<1, kLongSum
         kept_maximum[0] = kept_maximum[1] = kNoScore;
         sum[0] = sum[1] = 0.0f;
         needs_maximum = true;
-        if constexpr (kStatistics) this->clear_statistics();
+        if constexpr (kMaxima) this->clear_largest();
+        if constexpr (kEntropy) this->clear_entropy();
     }
 
     // Turns scores into probabilities. `scale` converts scores to base-2 units. Returns true if the sums of P V must be
@@ -40,7 +52,7 @@ struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<1, kLongSum
         const bool raised = take_maximum || needs_maximum;
         factor[0] = factor[1] = 1.0f;
         if (raised) raise_to_maximum(s, scale, factor);
-        if constexpr (!kStatistics) {
+        if constexpr (!kEntropy) {
             exponentiate(s, scale);
         } else if (!weighs) {
             exponentiate(s, scale);
@@ -56,21 +68,18 @@ struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<1, kLongSum
         return raised || rescale;
     }
 
-    // Before apply(): takes the largest score of each row. NaN is left out; it is in the sum.
-    __device__ __forceinline__ void see_scores(const float (&s)[kScores]) {
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) this->largest_score[0][i / 2 % 2] = fmaxf(this->largest_score[0][i / 2 % 2], s[i]);
-    }
-
     // Adds up the sum of row r over its lanes. Returns true if the row overflowed.
     __device__ __forceinline__ bool finish(int r) {
         sum[r] = quad_sum(sum[r]);
-        if constexpr (kStatistics) {
-            this->finish_row_statistics(0, r);
-            if (this->row_statistics_overflowed(0, r, sum[r])) return true;
+        if constexpr (kMaxima) this->finish_row_largest(r);
+        if constexpr (kEntropy) {
+            this->finish_row_entropy(0, r);
+            if (this->row_entropy_overflowed(0, r, sum[r])) return true;
         }
         return sum[r] == INFINITY || (fabsf(kept_maximum[r]) > kMaximumLimit && kept_maximum[r] != kNoScore);
     }
+    // After finish(): the largest score of row r, in base-2 units; -infinity without scores. A row that overflowed has none.
+    __device__ __forceinline__ float largest_score(int r) const { return kept_maximum[r] + this->log2_of_largest(r); }
 
 private:
     // A NaN leaves the kept maximum of its row unchanged and does not set needs_maximum: it must not change
@@ -84,17 +93,20 @@ private:
             for (int i = 0; i < kScores; i += 4) largest = max_or_nan(largest, max_or_nan(s[i + 2 * r], s[i + 2 * r + 1]));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            if constexpr (kStatistics) {
-                const float before = kept_maximum[r];
-                factor[r] = raise_kept_maximum(kept_maximum[r], largest * scale);
-                this->rescale_weighted(0, r, sum[r], before - kept_maximum[r], factor[r]);
-            } else {
-                factor[r] = raise_kept_maximum(kept_maximum[r], largest * scale);
-            }
+            [[maybe_unused]] const float before = kept_maximum[r];
+            factor[r] = raise_kept_maximum(kept_maximum[r], largest * scale);
+            rescale_statistics(r, before, factor[r]);
             scale_row_sum(sum[r], factor[r]);
             no_score |= kept_maximum[r] == kNoScore && largest == largest;
         }
         needs_maximum = __any_sync(0xffffffffu, no_score);
+    }
+
+    // When the kept maximum of row r was `before`, and before its sum is multiplied by `factor`.
+    __device__ __forceinline__ void rescale_statistics([[maybe_unused]] int r, [[maybe_unused]] float before,
+                                                       [[maybe_unused]] float factor) {
+        if constexpr (kMaxima) this->rescale_largest(r, factor);
+        if constexpr (kEntropy) this->rescale_weighted(0, r, sum[r], before - kept_maximum[r], factor);
     }
 
     __device__ __forceinline__ void exponentiate(float (&s)[kScores], float scale) {
@@ -104,6 +116,8 @@ private:
             const int r = i / 2 % 2;
             s[i] = exp2_approx(fmaf(s[i], scale, -kept_maximum[r]));
             part[r][i % 2] += s[i];
+            if constexpr (kMaxima)
+                if (i % 2 == 1) this->template see_pair<!kEntropy>(r, s[i - 1], s[i]);
         }
         sum[0] += part[0][0] + part[0][1];
         sum[1] += part[1][0] + part[1][1];
@@ -121,6 +135,7 @@ private:
             s[i] = exp2_approx(exponent);
             part[r][i % 2] += s[i];
             weighted_part[r][i % 2] = fmaf(s[i], exponent, weighted_part[r][i % 2]);
+            if (i % 2 == 1) this->template see_pair<!kEntropy>(r, s[i - 1], s[i]);
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -138,7 +153,7 @@ private:
             if (!(largest > kSumLimit && largest < INFINITY)) continue;
             [[maybe_unused]] const float before = kept_maximum[r];
             const float scale = raise_kept_maximum_by_sum(kept_maximum[r], largest);
-            if constexpr (kStatistics) this->rescale_weighted(0, r, sum[r], before - kept_maximum[r], scale);
+            rescale_statistics(r, before, scale);
             sum[r] *= scale;
             factor[r] *= scale;
 #pragma unroll

@@ -346,6 +346,7 @@ inline uint32_t __vmaxs2(uint32_t x, uint32_t y) {
     const auto larger = [&](int shift) { return static_cast<uint16_t>(max(int16_t(x >> shift), int16_t(y >> shift))); };
     return static_cast<uint32_t>(larger(16)) << 16 | larger(0);
 }
+inline int __vimax3_s32(int x, int y, int z) { return std::max(std::max(x, y), z); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

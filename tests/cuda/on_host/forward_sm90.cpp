@@ -226,8 +226,8 @@ struct Problem {
                    block_mask = c.blocks != Blocks::all || (!c.rare && too_many), lengths_on_device = c.lengths != Lengths::dense;
         const bool causal = c.right < kUnboundedWindow, unequal = lengths_on_device || block_mask;
         const bool paired = causal && !unequal;
-        const ForwardInstance kind =
-            kStatistics ? ForwardInstance::statistics : forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
+        const ForwardInstance kind = kStatistics ? forward_statistics_instance(unequal, params.entropy.data)
+                                                 : forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
         const int tile = forward_tile_q(Kernel::config, kind);
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
         params.schedule.paired = paired;
