@@ -197,21 +197,21 @@ def check_tensors(
     for name, x in (("alibi_slopes", alibi_slopes), ("learnable_sink", learnable_sink)):
         if x is not None and not isinstance(x, Tensor):
             raise InvalidError(f"{name} must be a tensor, not {type(x).__name__}")
-    *_, ranks = check_shards(q, k, v, given, axes, alibi_slopes)
+    check_shards(q, k, v, given, axes, alibi_slopes)
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")
     for name, heads in (("alibi_slopes", alibi_slopes), ("learnable_sink", learnable_sink)):
         if heads is not None and heads.shape[-1] != q.shape[-2]:
             raise InvalidError(f"{name} has shape {tuple(heads.shape)}; its last size must be the {q.shape[-2]} heads of q")
-    if q.is_cuda:
-        check_cuda(alibi_slopes, given, ranks)
     check_call(q, k, v, alibi_slopes, learnable_sink, given)
 
 
 def check_shards(
     q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...], alibi_slopes: Tensor | None
 ) -> tuple[Sizes, str, str, Ranks]:
-    """Refuses shapes that the scheme cannot divide. Returns their sizes, the scheme and why it is that one, and its ranks."""
+    """Refuses shapes that the scheme cannot divide, and what the device cannot do. Returns the sizes, the scheme, why it is that
+    one, and its ranks.
+    """
     check_shapes(q, k, v, packed=given.cu_seqlens is not None)
     sizes = sizes_of(q, k, v, mesh_of(axes))
     check_scheme(given.scheme, sizes, given.order, given.window)
@@ -219,6 +219,8 @@ def check_shards(
     ranks = groups.ranks_of(axes, chosen)
     check_tokens(sizes, given.order, given.cu_seqlens)
     key_heads_repeated(sizes.heads_q, sizes.heads_k, ranks.heads.size, given.scheme)
+    if q.is_cuda:
+        check_cuda(alibi_slopes, given, ranks)
     return sizes, chosen, why, ranks
 
 

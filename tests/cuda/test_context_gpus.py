@@ -204,6 +204,24 @@ def test_memory_of_a_group(on_both: tuple[list[Problem], list[Any]]) -> None:
         assert "the first call of its group and inside the capture of a graph" in made["first"]
 
 
+def refusals_job(rank: int) -> list[str]:
+    said = []
+    x = torch.zeros(1, 64, 4, 64, device="cuda", dtype=torch.bfloat16)
+    for call in (adapter.context_parallel_attention, adapter.explain_context_parallel):
+        try:
+            call(x, x, x, scheme="ring", alibi_slopes=torch.ones(4, device="cuda"))
+        except libflash.UnsupportedError as error:
+            said.append(str(error))
+    return said
+
+
+def test_explain_refuses_what_the_call_refuses(tmp_path: pathlib.Path) -> None:
+    for said in run_ranks(2, tmp_path, refusals_job, backend="nccl"):
+        assert len(said) == 2
+        assert said[0] == said[1]
+        assert "the tokens of a rank are not neighbours" in said[0]
+
+
 def test_a_rank_that_ends(tmp_path: pathlib.Path) -> None:
     """The other one raises within the time limit of the group."""
     assert "raised" in run_in_two_processes("context_faults.py", tmp_path, "backward", "cuda", seconds=100)[0]
