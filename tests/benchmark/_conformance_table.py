@@ -47,7 +47,7 @@ def rows(runs: list[dict]) -> list[str]:
     for tensor in TENSORS:
         lines.append(line(f"largest error over its limit: {tensor}", [worst(run["tensors"].get(tensor)) for run in runs]))
     lines.append(line("checks not offered", [str(sum(run["not_offered"].values())) for run in runs]))
-    lines.append(line("checks not run, for lack of time", [str(run["chosen"] - run["ran"]) for run in runs]))
+    lines.append(line("checks not run", [str(run["chosen"] - run["ran"]) for run in runs]))
     lines.append(line("seconds", [f"{run['seconds']:.0f}" for run in runs]))
     return lines
 
@@ -79,7 +79,9 @@ def failing(run: dict) -> str:
         counts[kind] += 1
         largest[kind] = max(largest.get(kind, 0.0), failure["worst"])
     parts = [f"{kind} ({count}{f', up to {largest[kind]:.3g}' if largest[kind] > 1 else ''})" for kind, count in counts.items()]
-    return f"- {column(run)} fails: {', '.join(parts)}."
+    lost = run.get("lost_after")
+    after = f" After {lost} every call on the GPU failed, so the rest was not run." if lost else ""
+    return f"- {column(run)} fails: {', '.join(parts)}.{after}"
 
 
 def kind_of(failure: dict) -> str:

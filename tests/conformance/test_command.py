@@ -8,10 +8,12 @@ import pathlib
 
 import pytest
 from harness import python
-from libflash.conformance import report, summary
+from libflash.conformance import command, report, summary
 from libflash.conformance.case import Inputs
+from libflash.conformance.item import Item
 from libflash.conformance.items import items
-from libflash.conformance.outcome import GROUPS
+from libflash.conformance.outcome import GROUPS, Outcome
+from libflash.conformance.target import Target
 from libflash.conformance.targets import ADAPTERS, make
 
 from libflash import conformance
@@ -90,6 +92,29 @@ def test_the_time_ends_a_run(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     assert run["ran"] == 0
     assert run["groups"]["exact answers"]["not run"] == run["chosen"]
     assert "were not run for lack of time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_lost_gpu_ends_a_run(holds: bool, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the check that loses it holds: bad input may raise."""
+    ran: list[str] = []
+
+    def run(target: Target, outcome: Outcome) -> None:
+        ran.append(outcome.name)
+        assert holds or len(ran) < 3, "wrong"
+
+    class Lost(Target):
+        name = "a target"
+
+        def works(self) -> bool:
+            return len(ran) < 3
+
+    monkeypatch.setattr(command, "chosen", lambda types, words: [Item("accuracy", str(i), "fp32", run) for i in range(8)])
+    monkeypatch.setattr(command, "make", lambda *of_target: Lost())
+    assert conformance.main(["--target", "libflash"]) == 1
+    printed = capsys.readouterr().out
+    assert f"1 of 3 checks that apply fail; 5 were not run, because after {ran[2]} every call on the GPU fails" in printed
+    assert len(ran) == 3
 
 
 def test_a_missing_package_is_named() -> None:

@@ -18,7 +18,7 @@ from libflash.demo.progress import Progress
 from . import report, summary
 from .item import Item
 from .items import chosen
-from .outcome import HOLDS, NOT_OFFERED, NOT_RUN, Outcome
+from .outcome import FAILS, HOLDS, LOST, NOT_OFFERED, NOT_RUN, Outcome
 from .rounding import DTYPES
 from .target import Target
 from .targets import ADAPTERS, make
@@ -93,13 +93,18 @@ def against_the_clock(target: Target, items: list[Item], end: float) -> list[Out
     order = list(items)
     random.Random(0).shuffle(order)
     progress = Progress(len(order))
-    outcomes = []
+    outcomes: list[Outcome] = []
+    works = True
     for item in order:
-        if time.monotonic() >= end:
+        if not works or time.monotonic() >= end:
             outcomes.append(Outcome(item.group, item.name, NOT_RUN))
             continue
         progress.step(f"{item.group}: {item.name}")
         outcomes.append(item.outcome(target))
+        works = target.works()
+        if not works:  # also if the check itself held: an exception is what it expects of bad input
+            outcomes[-1].status = FAILS
+            outcomes[-1].findings.append(LOST)
         progress.advance(1)
     progress.clear()
     return outcomes
@@ -108,6 +113,7 @@ def against_the_clock(target: Target, items: list[Item], end: float) -> list[Out
 def record(target: Target, options: argparse.Namespace, outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
     """What --json writes."""
     ran = [outcome for outcome in outcomes if outcome.status != NOT_RUN]
+    lost = [outcome.name for outcome in ran if LOST in outcome.findings]
     return {
         "conformance": 1,  # version of this format
         "target": target.name,
@@ -125,5 +131,6 @@ def record(target: Target, options: argparse.Namespace, outcomes: list[Outcome],
         "groups": summary.groups(outcomes),
         "tensors": summary.tensors(outcomes),
         "failures": summary.failures(outcomes),
+        "lost_after": lost[0] if lost else None,  # the check after which the process could not use the GPU any more
         "not_offered": summary.not_offered([outcome for outcome in ran if outcome.status == NOT_OFFERED]),
     }

@@ -18,6 +18,7 @@ GROUPS = (
     "bad input",
 )
 HOLDS, FAILS, NOT_OFFERED, NOT_RUN = "holds", "fails", "not offered", "not run"
+LOST = "after it every call on the GPU fails"  # a finding: nothing more is run
 
 
 @dataclasses.dataclass

@@ -80,4 +80,6 @@ def verdict(run: dict[str, Any]) -> str:
     applied = run["held"] + fails
     words = f"{fails} of {applied} checks that apply fail" if fails else f"all {applied} checks that apply hold"
     not_run = run["chosen"] - run["ran"]
-    return f"{run['target']}: {words}" + (f"; {not_run} were not run for lack of time (--seconds)" if not_run else "")
+    lost = run["lost_after"]
+    why = f", because after {lost} every call on the GPU fails" if lost else " for lack of time (--seconds)"
+    return f"{run['target']}: {words}" + (f"; {not_run} were not run{why}" if not_run else "")

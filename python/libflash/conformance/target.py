@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,6 +97,17 @@ class Target:
             return self.decoded(x)
         except self.refusals as refusal:
             raise NotOffered(str(refusal)) from refusal
+
+    def works(self) -> bool:
+        """False if every later call would fail: after an illegal access on a GPU the process cannot use it any more."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return True
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
 
     def call(self, q: Any, k: Any, v: Any, dout: Any = None, **options: Any) -> Results:
         """`run` with arguments as the checks write them."""
