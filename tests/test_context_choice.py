@@ -34,3 +34,10 @@ def test_auto(given: Sizes, order: str, window: tuple[int, int], scheme: str) ->
     chosen, why = choose(given, order, window)
     assert chosen == scheme
     assert why
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "scheme"), [(2, 65536, "ring"), (4, 65536, "ring"), (8, 65536, "ring"), (4, 512, "heads")]
+)
+def test_forward_alone_of_gpus(ranks: int, tokens: int, scheme: str) -> None:
+    assert choose(sizes((ranks,), tokens=tokens), "zigzag", CAUSAL, copied_forward=True)[0] == scheme

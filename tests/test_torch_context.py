@@ -338,6 +338,9 @@ def explain_job(rank: int) -> list[str]:
             said.append(adapter.explain_context_parallel(x, x, x, causal=True, transport="messages", **given))
         given = {"causal": True, "transport": "messages", "cu_seqlens": [0, 5, 1 << 17]}
         said.append(adapter.explain_context_parallel(packed, packed, packed, **given))
+        with pytest.raises(libflash.UnsupportedError) as no_alibi:
+            adapter.explain_context_parallel(x, x, x, scheme="ring", alibi_slopes=slopes)
+    said.append(str(no_alibi.value))
     x = torch.zeros(1, 8, 7, 8)
     for given, y in (({"cu_seqlens": [0, 5]}, x[0]), ({}, x[0]), ({}, x[:, 1:]), ({"scheme": "heads"}, x)):
         with pytest.raises(libflash.InvalidError) as refused:
@@ -348,7 +351,13 @@ def explain_job(rank: int) -> list[str]:
 
 def test_explain_names_the_scheme_of_the_options(tmp_path: pathlib.Path) -> None:
     words = ["ring:"] + ["heads: a ring needs kernels that know positions"] * 4
-    words += ["cu_seqlens ends at 5;", "q has 3 dimensions", "14 tokens", "q has 7 heads"]
+    words += [
+        "the tokens of a rank are not neighbours",
+        "cu_seqlens ends at 5;",
+        "q has 3 dimensions",
+        "14 tokens",
+        "q has 7 heads",
+    ]
     for said in run_ranks(2, tmp_path, explain_job):
         assert all(expected in text for text, expected in zip(said, words, strict=True)), said
 

@@ -263,7 +263,11 @@ def described(
     names = ("scheme", "order", "cu_seqlens", "causal", "window_size", "deterministic", "transport")
     made |= {name: repr(getattr(given, name)) for name in names}
     made |= {name: repr(value) for name, value in given.numbers.items()}
-    return made | {"requires_grad": repr(torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))}
+    return made | {"requires_grad": repr(needs_gradients(q, k, v))}
+
+
+def needs_gradients(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def mesh_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
@@ -280,7 +284,8 @@ def chosen_scheme(
     in_parts = serves(q, given.cu_seqlens is not None, given.window, given.causal, options)
     if q.is_cuda and not in_parts and len(axes) == 1 and axes[0].size > 1 and can_share_heads(sizes):
         return "heads", "a ring needs kernels that know positions, which are slower on GPUs than those of whole sequences"
-    return choose(sizes, given.order, given.window)
+    copied_forward = q.is_cuda and given.transport != "messages" and not needs_gradients(q, k, v)
+    return choose(sizes, given.order, given.window, copied_forward)
 
 
 def explain_context_parallel(
@@ -289,8 +294,8 @@ def explain_context_parallel(
     dropout_p: float = 0.0, transport: str = "auto",
 ) -> str:  # fmt: skip
     """The scheme that context_parallel_attention uses for these shards and options, why, the bytes that a rank sends, and the
-    transport of keys. Other options of it decide nothing. Sends nothing: before the first call of a group, the transport is what
-    this rank knows alone.
+    transport of keys. Whether q, k or v needs a gradient counts; other options of it decide nothing. Sends nothing: before the
+    first call of a group, the transport is what this rank knows alone.
     """
     axes = groups.groups_of(group, mesh)
     scores = dict.fromkeys(SCORE_NUMBERS)

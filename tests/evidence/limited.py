@@ -10,6 +10,8 @@ import signal
 import subprocess
 import time
 
+GRACE = 5.0  # seconds that a program has to end what it started
+
 
 @dataclasses.dataclass(frozen=True)
 class Done:
@@ -28,6 +30,9 @@ def run_limited(command: list[str], limit: float, log: pathlib.Path, environment
             code: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
             code = None
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun then ends its processes, which are in sessions of their own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
