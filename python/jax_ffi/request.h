@@ -106,7 +106,7 @@ typedef struct tensors_t {
 
 enum { LAYOUT_BSHD, LAYOUT_BHSD, LAYOUT_SBHD };
 
-/* python/write_options writes the numbers of the list of options, and their rows in the table of request.c. */
+/* python/write_options writes the numbers of the list of options, and their rows in the table of attributes.c. */
 typedef struct attributes_t {
     int64_t operands; /* the bits above */
     int64_t flags;    /* FLASH_FLAG_... */

@@ -55,7 +55,7 @@ class Groups:
 
 
 def owners(operations: set[str]) -> str:
-    """The option structs that have a field, as request.c names them."""
+    """The option structs that have a field, as attributes.c names them."""
     if "cache_write" in operations:
         return "ALL"
     if "decode" not in operations:

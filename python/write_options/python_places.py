@@ -58,7 +58,7 @@ def attributes(groups: Groups) -> dict[str, list[Edit]]:
             after("    int64_t num_threads, ", integers, ";"),
             after("    double ", reals, ";"),
         ],
-        "../jax_ffi/request.c": [lines_between("    OF_ALL(num_threads, INTEGER),\n", "    {NULL,", rows)],
+        "../jax_ffi/attributes.c": [lines_between("    OF_ALL(num_threads, INTEGER),\n", "    {NULL,", rows)],
     }
 
 

@@ -27,7 +27,8 @@ def test_jax_operands_and_attributes() -> None:
     from libflash import _jax_calls
 
     text = (ROOT / "python/jax_ffi/request.c").read_text()
-    table = {name: macro for macro, name in re.findall(r"^    OF_(\w+)\((\w+)", text, re.M)}
+    rows = (ROOT / "python/jax_ffi/attributes.c").read_text()
+    table = {name: macro for macro, name in re.findall(r"^    OF_(\w+)\((\w+)", rows, re.M)}
     of_results = {"need_dbias", "need_tangents", "wide", "statistics"}  # in Python alone
     attributes = {"flags", "layout", "head_dim_v", *of_results}
     of_shards = {"row_positions", "column_positions", "head_begin", "heads_total"}  # context_parallel_attention gives them
