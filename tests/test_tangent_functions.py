@@ -102,6 +102,27 @@ def test_from_a_saved_lse() -> None:
     np.testing.assert_allclose(again[3], tlse, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("from_lse", [False, True])
+def test_tdelta(layout: str, from_lse: bool) -> None:
+    """It is what its definition says, and takes the place of tout and tdlse."""
+    axes = (0, 1, 2, 3) if layout == "bshd" else (0, 2, 1, 3)
+    x, t = ([np.ascontiguousarray(y.transpose(axes)) for y in given.values()] for given in (X, T))
+    dout, tdout, tdlse = np.ascontiguousarray(DOUT.transpose(axes)), np.cos(DOUT).transpose(axes).copy(), np.sin(DLSE)
+    options = OPTIONS | {"layout": layout}
+    out, lse = libflash.attention(*x, return_lse=True, **options)
+    tdelta = np.full_like(lse, np.nan)
+    given = {"out": out, "lse": lse} if from_lse else {}
+    *_, tout, tlse = libflash.attention_tangent(*x, *t, **given, dout=dout, tdout=tdout, tdlse=tdlse, tdelta=tdelta, **options)
+    wanted = (tdout * out + dout * tout).sum(-1)
+    np.testing.assert_allclose(tdelta, (wanted.swapaxes(1, 2) if layout == "bshd" else wanted) - tdlse, rtol=1e-12, atol=1e-12)
+    inputs = (dout, *x, out, lse)
+    by_tdelta = libflash.attention_backward_tangent(*inputs, None, tlse, *t, tdout=tdout, tdelta=tdelta, dlse=DLSE, **options)
+    by_tout = libflash.attention_backward_tangent(*inputs, tout, tlse, *t, tdout=tdout, tdlse=tdlse, dlse=DLSE, **options)
+    for one, other in zip(by_tdelta, by_tout, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
+
+
 def test_values_with_bias_and_sink() -> None:
     bias, sink, tbias, tsink = (random(*s, seed=40 + i, dtype="float64") for i, s in enumerate(((20, 33), (4,)) * 2))
     extra = {"bias": bias, "learnable_sink": sink}
@@ -136,6 +157,10 @@ def test_in_a_new_thread() -> None:
         ({"tbias": DLSE}, "tbias: needs bias"),
         ({"tsink": DLSE[0, :, 0]}, "tsink: needs learnable_sink"),
         ({"out": DOUT}, "out and lse must be given together"),
+        ({"dout": DOUT}, "dout and tdelta must be given together"),
+        ({"tdelta": DLSE.copy()}, "dout and tdelta must be given together"),
+        ({"dout": DOUT[:1], "tdelta": DLSE.copy()}, "dout: shape must be"),
+        ({"tdout": DOUT}, "tdout: needs delta"),
     ],
 )
 def test_refusals(change: dict[str, np.ndarray], text: str) -> None:

@@ -102,6 +102,10 @@ def attention_tangent(
     tsink: _DLPackArray | None = None,
     out: _DLPackArray | None = None,
     lse: _DLPackArray | None = None,
+    dout: _DLPackArray | None = None,
+    tdout: _DLPackArray | None = None,
+    tdlse: _DLPackArray | None = None,
+    tdelta: _DLPackArray | None = None,
     **options: Any,
 ) -> tuple[_Array, _Array, _Array, _Array]: ...
 def attention_backward_tangent(
@@ -111,7 +115,7 @@ def attention_backward_tangent(
     v: _DLPackArray,
     out: _DLPackArray,
     lse: _DLPackArray,
-    tout: _DLPackArray,
+    tout: _DLPackArray | None,
     tlse: _DLPackArray,
     tq: _DLPackArray | None = None,
     tk: _DLPackArray | None = None,
@@ -121,6 +125,7 @@ def attention_backward_tangent(
     tsink: _DLPackArray | None = None,
     tdout: _DLPackArray | None = None,
     tdlse: _DLPackArray | None = None,
+    tdelta: _DLPackArray | None = None,
     dlse: _DLPackArray | None = None,
     tdbias: _DLPackArray | None = None,
     tdsink: _DLPackArray | None = None,

@@ -29,7 +29,8 @@ cdef int check_tangents(flash_status_t status) except -1:
     """As check(), with Python's names: tq for tangents.q."""
     if status != FLASH_STATUS_OK:
         given = flash_last_error().decode("utf-8", "replace")
-        raise from_status(status, with_hint(given.replace("tangents.learnable_sink", "tsink").replace("tangents.", "t")))
+        given = given.replace("tangents.learnable_sink", "tsink").replace("tangents.cotangent", "dout")
+        raise from_status(status, with_hint(given.replace("tangents.", "t")))
     return 0
 
 
@@ -46,7 +47,8 @@ cdef bint needs_operators(_Source source, tuple arrays) except -1:
     return False
 
 
-def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=None, out=None, lse=None, **options):
+def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=None, out=None, lse=None, dout=None, tdout=None,
+                      tdlse=None, tdelta=None, **options):
     """attention() and its derivative along a direction (forward mode, a Jacobian-vector product).
 
     Parameters
@@ -56,6 +58,10 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
         The direction.
     out, lse : as attention(..., return_lse=True) returned them with the same options; both or none
         If given, only the tangents are computed.
+    tdelta : array with shape and type of lse
+        If given, rowsum(tdout * out + dout * tout) - tdlse is written there, for attention_backward_tangent(): before tout is
+        rounded, and before out is if out is not given.
+    dout, tdout, tdlse : as given to attention_backward_tangent(); only with tdelta, dout always
     options : those of attention() but return_lse, stream, and those of parts of problems (row_begin to resume)
 
     Returns
@@ -75,8 +81,9 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     cdef Extras extras
     cdef flash_attention_options_t made
     cdef flash_tangents_t tangents
-    cdef flash_tensor_t dq, dk, dv, dout, dlse
+    cdef flash_tensor_t dq, dk, dv, of_out, of_lse
     cdef flash_tensor_t tangent_q, tangent_k, tangent_v, tangent_bias, tangent_sink, tangent_out, tangent_lse
+    cdef flash_tensor_t cotangent, tangent_dout, tangent_dlse, tangent_delta
     cdef size_t size = 0
     cdef void *scratch
     cdef void *on
@@ -89,9 +96,12 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     refuse_tracing(source, "attention_tangent")
     if (out is None) != (lse is None):
         raise InvalidError("out and lse must be given together")
+    if (dout is None) != (tdelta is None):
+        raise InvalidError("dout and tdelta must be given together")
     if needs_operators(source, (q, k, v, tq, tk, tv, tbias, tsink, o["bias"], o["learnable_sink"], o["alibi_slopes"])):
         from . import _torch_explicit
-        return _torch_explicit.attention_tangent(q, k, v, out, lse, dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink), o)
+        return _torch_explicit.attention_tangent(
+            q, k, v, out, lse, dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink), dict(tdelta=tdelta), o)
     start(&call, None)
     try:
         borrow(&call, q, "q", &dq)
@@ -112,25 +122,30 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
         tangents.bias = tangent(&call, tbias, "tbias", &tangent_bias, BSHD)
         tangents.learnable_sink = tangent(&call, tsink, "tsink", &tangent_sink, BSHD)
         if out is None:
-            out_array = new_out(&call, source, q, &dq, dv.shape[dv.ndim - 1], axes, "out", &dout)
-            lse_array = new_lse(&call, source, q, &dq, &dlse)
+            out_array = new_out(&call, source, q, &dq, dv.shape[dv.ndim - 1], axes, "out", &of_out)
+            lse_array = new_lse(&call, source, q, &dq, &of_lse)
         else:
-            tangent(&call, out, "out", &dout, axes)
-            borrow(&call, lse, "lse", &dlse)
+            tangent(&call, out, "out", &of_out, axes)
+            borrow(&call, lse, "lse", &of_lse)
             tangents.flags = FLASH_FLAG_FROM_LSE
         tout_array = new_out(&call, source, q, &dq, dv.shape[dv.ndim - 1], axes, "tout", &tangent_out)
         tlse_array = new_lse(&call, source, q, &dq, &tangent_lse)
         tangents.out = &tangent_out
         tangents.lse = &tangent_lse
+        tangents.cotangent = tangent(&call, dout, "dout", &cotangent, axes)
+        tangents.dout = tangent(&call, tdout, "tdout", &tangent_dout, axes)
+        tangents.dlse = tangent(&call, tdlse, "tdlse", &tangent_dlse, BSHD)
+        tangents.delta = tangent(&call, tdelta, "tdelta", &tangent_delta, BSHD, WRITE)
         made.num_threads = num_threads_for(source, &dq)
         on = call.stream
-        check_tangents(flash_attention_forward_tangent_workspace_size(&dq, &dk, &dv, &dout, &dlse, &tangents, &made, &size))
+        check_tangents(flash_attention_forward_tangent_workspace_size(&dq, &dk, &dv, &of_out, &of_lse, &tangents, &made, &size))
         scratch = workspace(&call, source, &dq, size, False)
         allow_interrupt(&dq)
         with nogil:
-            status = flash_attention_forward_tangent(&dq, &dk, &dv, &dout, &dlse, &tangents, &made, scratch, size, on)
+            status = flash_attention_forward_tangent(&dq, &dk, &dv, &of_out, &of_lse, &tangents, &made, scratch, size, on)
         end_interrupt(&dq)
         check_tangents(status)
+        count_write(tdelta)
     finally:
         finish(&call)
     if source.kind == KIND_JAX:
@@ -141,8 +156,8 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
 
 
 def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=None, tv=None, *, tbias=None, tsink=None,
-                               tdout=None, tdlse=None, dlse=None, tdbias=None, tdsink=None, dq=None, dk=None, dv=None, dbias=None,
-                               dsink=None, **options):
+                               tdout=None, tdlse=None, tdelta=None, dlse=None, tdbias=None, tdsink=None, dq=None, dk=None,
+                               dv=None, dbias=None, dsink=None, **options):
     """The derivative of attention_backward() along a direction; with it all second derivatives.
 
     The Hessian is symmetric: gradients of a function of dq, dk, dv with respect to q, k, v are the tangents of dq, dk, dv in the
@@ -152,6 +167,8 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
     ----------
     dout, q, k, v, out, lse, dlse : as given to attention_backward()
     tout, tlse : as attention_tangent() returned them for the same direction
+    tdelta : array with shape and type of lse, as attention_tangent() wrote it for the same direction, dout, tdout and tdlse
+        If given, it is read instead of tout, which may be None, and tdlse. More accurate in 16 bits where keys have a mean.
     tq, tk, tv, tbias, tsink, tdout, tdlse : arrays with shape and type of q, k, v, bias, learnable_sink, dout and dlse, or None
         for zero: the direction
     tdbias, tdsink : arrays with shape and type of bias and learnable_sink
@@ -191,8 +208,8 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
                                 o["learnable_sink"], o["alibi_slopes"])):
         from . import _torch_explicit
         return _torch_explicit.attention_backward_tangent(
-            (dout, q, k, v, out, lse, tout, tlse),
-            dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink, tdout=tdout, tdlse=tdlse, dlse=dlse),
+            (dout, q, k, v, out, lse, out if tout is None else tout, tlse),
+            dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink, tdout=tdout, tdlse=tdlse, tdelta=tdelta, dlse=dlse),
             dict(tdbias=tdbias, tdsink=tdsink, dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink), o)
     start(&call, None)
     try:
@@ -213,7 +230,11 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
         borrow(&call, lse, "lse", &x[5])
         memset(&t, 0, sizeof(t))
         t.struct_size = sizeof(t)
-        t.out = tangent(&call, tout, "tout", &x[6], axes)
+        if tdelta is None:
+            t.out = tangent(&call, tout, "tout", &x[6], axes)
+            t.dlse = tangent(&call, tdlse, "tdlse", &x[14], BSHD)
+        else:
+            t.delta = tangent(&call, tdelta, "tdelta", &x[6], BSHD)
         t.lse = tangent(&call, tlse, "tlse", &x[7], BSHD)
         t.q = tangent(&call, tq, "tq", &x[8], axes)
         t.k = tangent(&call, tk, "tk", &x[9], axes)
@@ -221,7 +242,6 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
         t.bias = tangent(&call, tbias, "tbias", &x[11], BSHD)
         t.learnable_sink = tangent(&call, tsink, "tsink", &x[12], BSHD)
         t.dout = tangent(&call, tdout, "tdout", &x[13], axes)
-        t.dlse = tangent(&call, tdlse, "tdlse", &x[14], BSHD)
         t.dbias = tangent(&call, tdbias, "tdbias", &x[15], BSHD, WRITE)
         t.dsink = tangent(&call, tdsink, "tdsink", &x[16], BSHD, WRITE)
         pdq = tangent(&call, dq, "dq", &x[17], axes, WRITE)

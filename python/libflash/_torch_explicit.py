@@ -40,8 +40,9 @@ def refuse_written(function: str, written: dict[str, Any]) -> None:
 
 def attention_tangent(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None, along: dict[str, Tensor | None],
-    options: dict[str, Any],
+    written: dict[str, Any], options: dict[str, Any],
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    refuse_written("attention_tangent", written)
     given = operator_options(q, options, along)
     if out is None or lse is None:
         made: tuple[Tensor, ...] = ops.OPERATORS["attention_with_tangent"](q, k, v, **given)
