@@ -216,15 +216,15 @@ class Backward(_Function):  # type: ignore[misc]
         primals, options = Backward.inputs(ctx, ctx.saved_tensors)
         given = {name: x for name, x in zip(Backward.RESULTS, gradients, strict=True) if x is not None and x.numel() > 0}
         along = _torch_tangents.directions(given)
-        forward = {name: x for name, x in options.items() if name not in ("dlse", "need_dbias", "need_dsink")}
         x = [primals[name] for name in ("dout", "q", "k", "v", "out", "lse")]
-        tout, tlse = OPERATORS["attention_tangent"](*x[1:], **_torch_tangents.without_kernel(forward), **along)
+        options = _torch_tangents.without_kernel(options)
+        forward = _torch_tangents.of_forward(options)
+        tout, tlse, of_rows = _torch_tangents.tangents_of_rows(OPERATORS.__getitem__, x, forward, along)
         wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[1:], strict=True) if needed}
         options |= {"need_dbias": "bias" in wanted, "need_dsink": "learnable_sink" in wanted}
         found = {"dout": tout, "dlse": tlse}
         if wanted & set(Backward.RESULTS):
-            options = _torch_tangents.without_kernel(options)
-            made = OPERATORS["attention_backward_tangent"](*x, tout, tlse, **options, **along)
+            made = OPERATORS["attention_backward_tangent"](*x, tout, tlse, **options, **along, **of_rows)
             found |= dict(zip(Backward.RESULTS, made, strict=True))
         return None, *(found.get(name) if name in wanted else None for name in ctx.names)
 

@@ -53,6 +53,14 @@ def tangent_flops(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *ar
     return 2 * pairs(q, k, named("attention_tangent", 5, args, options)) * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
+@register_flop_formula(torch.ops.libflash.attention_delta_tangent, get_raw=True)
+def delta_tangent_flops(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *args: Any, **options: Any
+) -> int:
+    """As attention_tangent, although it may compute out once more."""
+    return 2 * pairs(q, k, named("attention_delta_tangent", 6, args, options)) * (3 * q.shape[-1] + 2 * v.shape[-1])
+
+
 @register_flop_formula(torch.ops.libflash.attention_with_tangent, get_raw=True)
 def with_tangent_flops(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> int:
     return 2 * pairs(q, k, named("attention_with_tangent", 3, args, options)) * (3 * q.shape[-1] + 3 * v.shape[-1])

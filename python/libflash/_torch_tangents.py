@@ -7,12 +7,14 @@ their gradients, and the rules by which the Functions of _torch_autograd.py use 
     of attention_tangent: reverse mode attention_backward and attention_backward_tangent
     of attention_backward_tangent: reverse mode for the direction, in which it is linear, itself and attention_tangent
 
+Before attention_backward_tangent, attention_delta_tangent takes the place of attention_tangent in 16 bits: see _second_order.py.
 Everything further raises: a tangent of a tangent, and other derivatives of attention_backward_tangent. `out` and `lse` are
 functions of the inputs; derivatives are total ones, so they get none of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import starmap
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch._guards import TracingContext
 from torch.autograd import forward_ad
 
 from ._errors import UnsupportedError
+from ._torch_kernels import unrounded_sums
 
 Tensor = torch.Tensor
 _Function: Any = torch.autograd.function._SingleLevelFunction
@@ -86,6 +89,21 @@ def without_kernel(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "kernel_name"}
 
 
+def of_forward(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of attention_backward that attention has too."""
+    return {name: value for name, value in options.items() if name not in ("dlse", "need_dbias", "need_dsink")}
+
+
+def tangents_of_rows(run: Callable[[str], Any], inputs: list[Any], options: dict[str, Any], along: dict[str, Any]) -> Any:
+    """(tout, tlse) in the direction `along`, which may have tdout and tdlse, and further options for attention_backward_tangent.
+    `inputs`: dout, q, k, v, out and lse; `options`: those of attention; `run`: an operator by its name."""
+    if inputs[1].dtype in (torch.float16, torch.bfloat16):
+        tout, tlse, tdelta = run("attention_delta_tangent")(*inputs, **options, **along)
+        return tout, tlse, {"tdelta": tdelta}
+    direction = {name: x for name, x in along.items() if name in DIRECTION.values()}
+    return *run("attention_tangent")(*inputs[1:], **options, **direction), {}
+
+
 def directions(given: dict[str, Tensor | None]) -> dict[str, Any]:
     """The tangents by the operators' names."""
     return {DIRECTION[name]: rows_contiguous(x) for name, x in given.items() if x is not None}
@@ -127,17 +145,19 @@ def tangent_of_attention(primals: dict[str, Any], options: dict[str, Any], given
 
 def tangent_of_backward(primals: dict[str, Any], options: dict[str, Any], given: dict[str, Tensor | None]) -> Any:
     """The tangents of the results of attention_backward. `given` has those of dout, dlse, out and lse too."""
-    q, out, lse = primals["q"], primals["out"], primals["lse"]
-    along = {name: given.get(name) for name in DIRECTION}
-    tout, tlse = given.get("out"), given.get("lse")
-    if (tout is None or tlse is None) and any(x is not None for x in along.values()):
-        forward = {name: value for name, value in options.items() if name not in ("dlse", "need_dbias", "need_dsink")}
-        tout, tlse = tangent_of_attention(primals, forward, along)
-    tout = torch.zeros_like(out) if tout is None else rows_contiguous(tout)
-    tlse = torch.zeros_like(lse) if tlse is None else tlse
+    inputs = [primals[name] for name in ("dout", "q", "k", "v", "out", "lse")]
+    options = without_kernel(options)
+    along = directions({name: given.get(name) for name in DIRECTION})
     more = {"t" + name: rows_contiguous(given[name]) for name in ("dout", "dlse") if given.get(name) is not None}
-    inputs = [primals["dout"], q, primals["k"], primals["v"], out, lse, tout, tlse]
-    return attention_backward_tangent(*inputs, **without_kernel(options), **directions(along), **more)
+    tout, tlse = given.get("out"), given.get("lse")
+    known = tout is not None and tlse is not None
+    if along and (not known or unrounded_sums(inputs[1], inputs[3], options)):
+        by_name = {"attention_tangent": attention_tangent, "attention_delta_tangent": attention_delta_tangent}
+        tout, tlse, of_rows = tangents_of_rows(by_name.__getitem__, inputs, of_forward(options), along | more)
+        more |= of_rows
+    tout = torch.zeros_like(inputs[4]) if tout is None else rows_contiguous(tout)
+    tlse = torch.zeros_like(inputs[5]) if tlse is None else tlse
+    return attention_backward_tangent(*inputs, tout, tlse, **options, **along, **more)
 
 
 # -- the operators at the Autograd key
@@ -159,16 +179,23 @@ def attention_with_tangent(*tensors: Any, **options: Any) -> Any:
 
 
 def attention_tangent(*tensors: Any, **options: Any) -> Any:
+    return tangent_at_autograd("attention_tangent", ("q", "k", "v", "out", "lse"), tensors, options)
+
+
+def attention_delta_tangent(*tensors: Any, **options: Any) -> Any:
+    return tangent_at_autograd("attention_delta_tangent", ("dout", "q", "k", "v", "out", "lse"), tensors, options)
+
+
+def tangent_at_autograd(name: str, names: tuple[str, ...], tensors: Any, options: dict[str, Any]) -> Any:
     from ._torch_autograd import below_autograd, requires_gradient
 
-    names = ("q", "k", "v", "out", "lse")
     refuse_second_tangent(dict(zip(names, tensors, strict=True)) | options)
     values = (*tensors, *options.values())
     if torch.is_grad_enabled() and requires_gradient(values):
         with enable_single_level_autograd_function():
-            return Tangent.apply(tuple(options), *values)
+            return Tangent.apply(name, (*names, *options), *values)
     with below_autograd():
-        return operator("attention_tangent")(*tensors, **options)
+        return operator(name)(*tensors, **options)
 
 
 def save(ctx: Any, names: tuple[str, ...], values: Any, made: Any) -> Any:
@@ -208,8 +235,14 @@ def gradients(
         backward(of_tangents, DIRECTION.values())
     if wanted & set(DIRECTION):
         dout, dlse, tdout, tdlse = map(rows_contiguous, (*of_tangents, *of_results))
-        more = {name: g for name, g in (("dlse", dlse), ("tdout", tdout), ("tdlse", tdlse)) if g is not None}
         dout = torch.zeros_like(out) if dout is None else dout
+        more = {name: g for name, g in (("tdout", tdout), ("tdlse", tdlse)) if g is not None}
+        if unrounded_sums(q, v, options):
+            forward = of_forward(options)
+            tout, tlse, of_rows = tangents_of_rows(operator, [dout, q, k, v, out, lse], forward, moved | more)
+            more |= of_rows
+        if dlse is not None:
+            more["dlse"] = dlse
         made = operator("attention_backward_tangent")(dout, q, k, v, out, lse, tout, tlse, **options, **moved, **more)
         found.update(zip(DIRECTION, made, strict=True))
     return found
@@ -219,26 +252,30 @@ def of_inputs(ctx: Any, found: dict[str, Any], wanted: set[str]) -> tuple[Any, .
     return None, *(found.get(name) if name in wanted else None for name in ctx.names)
 
 
-def wanted_of(ctx: Any) -> set[str]:
-    return {name for name, needed in zip(ctx.names, ctx.needs_input_grad[1:], strict=True) if needed}
+def wanted_of(ctx: Any, first: int = 1) -> set[str]:
+    return {name for name, needed in zip(ctx.names, ctx.needs_input_grad[first:], strict=True) if needed}
 
 
 class Tangent(_Function):  # type: ignore[misc]
-    """(names, q, k, v, out, lse, *options) -> (tout, tlse)"""
+    """(operator, names, *values) -> (tout, tlse), and tdelta of attention_delta_tangent, which is a constant as it is for
+    attention_backward_tangent"""
 
     @staticmethod
-    def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:
+    def forward(ctx: Any, name: str, names: tuple[str, ...], *values: Any) -> Any:
         from ._torch_autograd import below_autograd
 
         with below_autograd():
-            made = operator("attention_tangent")(*values[:5], **dict(zip(names, values[5:], strict=True)))
-        return save(ctx, ("q", "k", "v", "out", "lse", *names), values, made)
+            made = operator(name)(**dict(zip(names, values, strict=True)))
+        ctx.mark_non_differentiable(*made[2:])
+        save(ctx, names, values, made[:2])
+        return made
 
     @staticmethod
-    def backward(ctx: Any, *of_tangents: Tensor | None) -> tuple[Any, ...]:
-        names, wanted = (*ctx.tensors, "tout", "tlse"), wanted_of(ctx)
+    def backward(ctx: Any, *of_results: Tensor | None) -> tuple[Any, ...]:
+        names, wanted = (*ctx.tensors, "tout", "tlse"), wanted_of(ctx, 2)
         x = dict(zip(names, ctx.saved_tensors, strict=True)) | ctx.numbers
-        return of_inputs(ctx, gradients(x, wanted, (None, None), of_tangents), wanted)
+        x = {name: value for name, value in x.items() if name not in ("dout", "tdout", "tdlse")}
+        return None, *of_inputs(ctx, gradients(x, wanted, (None, None), of_results[:2]), wanted)
 
 
 class WithTangent(_Function):  # type: ignore[misc]
@@ -277,11 +314,12 @@ def attention_backward_tangent(*tensors: Any, **options: Any) -> Any:
 
 
 LINEAR = (*DIRECTION.values(), "tdout", "tdlse")  # what the tangents of the gradients are linear in
+OF_INPUTS = ("out", "lse", "tout", "tlse", "tdelta")  # functions of the inputs: derivatives are total ones
 
 
 def without_third(name: str, x: Any) -> Any:
     """x so that a derivative with respect to it raises, if the tangents of the gradients are not linear in it."""
-    if name in (*LINEAR, "out", "lse", "tout", "tlse") or not isinstance(x, Tensor) or not x.requires_grad:
+    if name in (*LINEAR, *OF_INPUTS) or not isinstance(x, Tensor) or not x.requires_grad:
         return x
     return Constant.apply(x)
 
@@ -330,12 +368,10 @@ class BackwardTangent(_Function):  # type: ignore[misc]
         if wanted & set(LINEAR):
             given = {name: g for name, g in zip(Backward.RESULTS, gradients, strict=True) if g is not None and g.numel() > 0}
             along, inputs = directions(given), [x[name] for name in ("dout", "q", "k", "v", "out", "lse")]
-            options = {name: value for name, value in (x | ctx.given).items() if name in ctx.names[8:] and name not in LINEAR}
-            forward = {name: value for name, value in options.items() if name not in ("dlse", "need_dbias", "need_dsink")}
-            tout, tlse = operator("attention_tangent")(*inputs[1:], **forward, **along)
+            others = (*LINEAR, *OF_INPUTS)
+            options = {name: value for name, value in (x | ctx.given).items() if name in ctx.names[8:] and name not in others}
+            tout, tlse, of_rows = tangents_of_rows(operator, inputs, of_forward(options), along)
             options |= {"need_dbias": "tbias" in wanted, "need_dsink": "tsink" in wanted}
-            made = operator("attention_backward_tangent")(*inputs, tout, tlse, **options, **along)
+            made = operator("attention_backward_tangent")(*inputs, tout, tlse, **options, **along, **of_rows)
             found |= {"tdout": tout, "tdlse": tlse} | dict(zip(DIRECTION.values(), made, strict=True))
-        return None, *(
-            found.get(name) if name in wanted and name not in ("out", "lse", "tout", "tlse") else None for name in ctx.names
-        )
+        return None, *(found.get(name) if name in wanted and name not in OF_INPUTS else None for name in ctx.names)
