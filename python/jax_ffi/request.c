@@ -49,6 +49,8 @@ typedef struct call_t {
     flash_decode_options_t decode;
     flash_tangents_t tangents, tangents_of_forward; /* the latter for the first half of BACKWARD_TANGENT */
     flash_tensor_t tlse, tdelta;                    /* what passes from the first half to the second, in the workspace */
+    flash_tensor_t out_anew;                        /* with WITH_OUT_ANEW: what the first half writes, which nobody reads */
+    const flash_tensor_t *first_out, *first_lse;    /* out and lse of the first half */
     flash_attention_options_t attention_of_forward; /* the options without those of backward */
     flash_cache_write_options_t write;
 } call_t;
@@ -151,8 +153,16 @@ static void bind_tangents(request_t *request, call_t *call, const flash_tensor_t
 
     flash_tangents_t *f = &call->tangents_of_forward;
     *f = *t;
-    f->flags = FLASH_FLAG_FROM_LSE;
     f->cotangent = call->in[0];
+    call->first_out = call->in[4];
+    call->first_lse = call->in[5];
+    if (request_has(request, WITH_OUT_ANEW)) {
+        dense_like(&call->out_anew, call->in[4]);
+        call->first_out = &call->out_anew;
+        call->first_lse = NULL;
+    } else {
+        f->flags = FLASH_FLAG_FROM_LSE;
+    }
     f->out = of_forward ? to_bshd(call, layout, &of_forward[0]) : NULL;
     f->dq = f->dk = f->dv = f->dbias = NULL;
     t->dlse = NULL; /* delta contains it */
@@ -302,40 +312,48 @@ static flash_status_t bind(request_t *request, call_t *call) {
 
 static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-static size_t size_of_rows(const flash_tensor_t *lse) {
-    size_t count = lse->dtype == FLASH_DTYPE_FLOAT64 ? 8 : 4;
-    for (int axis = 0; axis < lse->ndim; axis++) count *= (size_t)lse->shape[axis];
-    return aligned(count);
+/* Of a dense tensor of `element` bytes. */
+static size_t size_of(const flash_tensor_t *tensor, size_t element) {
+    for (int axis = 0; axis < tensor->ndim; axis++) element *= (size_t)tensor->shape[axis];
+    return aligned(element);
 }
 
-/* BACKWARD_TANGENT: the workspace begins with tlse and tdelta. The two halves share the rest. */
+static size_t size_of_rows(const flash_tensor_t *lse) { return size_of(lse, lse->dtype == FLASH_DTYPE_FLOAT64 ? 8 : 4); }
+
+/* BACKWARD_TANGENT: the workspace begins with tlse, tdelta and, if it is computed anew, out in 16 bits. */
+static size_t size_of_between(const call_t *c) {
+    return size_of_rows(&c->tlse) + size_of_rows(&c->tdelta) + (c->first_lse ? 0 : size_of(&c->out_anew, 2));
+}
+
+/* The two halves share the rest. */
 static flash_status_t backward_tangent_workspace_size(const call_t *c, size_t *bytes) {
     const flash_tensor_t *const *in = c->in;
     size_t first = 0, second = 0;
     flash_status_t status = flash_attention_forward_tangent_workspace_size(
-        in[1], in[2], in[3], in[4], in[5], &c->tangents_of_forward, &c->attention_of_forward, &first);
+        in[1], in[2], in[3], c->first_out, c->first_lse, &c->tangents_of_forward, &c->attention_of_forward, &first);
     if (status == FLASH_STATUS_OK)
         status = flash_attention_backward_tangent_workspace_size(in[0], in[1], in[2], in[3], in[4], in[5], NULL, NULL, NULL,
                                                                  &c->tangents, &c->attention, &second);
-    *bytes = size_of_rows(&c->tlse) + size_of_rows(&c->tdelta) + (first > second ? first : second);
+    *bytes = size_of_between(c) + (first > second ? first : second);
     return status;
 }
 
 static flash_status_t run_backward_tangent(request_t *request, call_t *c, char *workspace, size_t bytes, void *stream) {
     const flash_tensor_t *const *in = c->in;
-    size_t rows = size_of_rows(&c->tlse), needed = 0;
+    size_t rows = size_of_rows(&c->tlse), between = size_of_between(c), needed = 0;
     flash_status_t status;
-    if (bytes < 2 * rows) { /* as for a call that the library does not support: then it says why */
+    if (bytes < between) { /* as for a call that the library does not support: then it says why */
         status = backward_tangent_workspace_size(c, &needed);
         if (status != FLASH_STATUS_OK) return status;
         return refuse(request, "the workspace has %zu bytes; it needs at least %zu", bytes, needed);
     }
     c->tlse.data = workspace;
     c->tdelta.data = workspace + rows;
-    workspace += 2 * rows;
-    bytes -= 2 * rows;
-    status = flash_attention_forward_tangent(in[1], in[2], in[3], in[4], in[5], &c->tangents_of_forward, &c->attention_of_forward,
-                                             workspace, bytes, stream);
+    c->out_anew.data = workspace + 2 * rows;
+    workspace += between;
+    bytes -= between;
+    status = flash_attention_forward_tangent(in[1], in[2], in[3], c->first_out, c->first_lse, &c->tangents_of_forward,
+                                             &c->attention_of_forward, workspace, bytes, stream);
     if (status != FLASH_STATUS_OK) return status;
     return flash_attention_backward_tangent(in[0], in[1], in[2], in[3], in[4], in[5], NULL, NULL, NULL, &c->tangents,
                                             &c->attention, workspace, bytes, stream);

@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _jax_ffi  # type: ignore[attr-defined]
 from ._errors import InvalidError, NoDeviceError, UnsupportedError, from_status
+from ._second_order import CPU, computes_out_anew
 
 FORWARD, BACKWARD, DECODE, FORWARD_TANGENT, BACKWARD_TANGENT, CACHE_WRITE = range(6)
 TARGETS = (
@@ -28,6 +29,7 @@ CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, INTERLEAVED = (1 << bit for bit 
 POSITIONS, INVARIANT_ROWS = 0x80, 0x400
 WITH_RNG, WITH_WORKSPACE, WITH_DBIAS, WITH_FILLED, WITH_TANGENTS = (1 << bit for bit in range(32, 37))
 STATISTICS = {"max_logit": 1 << 37, "entropy": 1 << 38}  # in the order of FORWARD's results
+WITH_OUT_ANEW = 1 << 39
 DIRECTION = {"q": "tq", "k": "tk", "v": "tv", "bias": "tbias"}  # an input's name: that of its tangent
 SECOND_DIRECTION = {"q": "uq", "k": "uk", "v": "uv", "bias": "ubias"}  # the second direction of SECOND_TANGENT
 ATTENTION_OPERANDS = (
@@ -121,7 +123,7 @@ class Call(NamedTuple):
     def packed(self) -> bool:
         return "cu_seqlens_q" in self.names or "cu_seqlens_k" in self.names
 
-    def attributes(self, *, workspace: bool = False) -> dict[str, Any]:
+    def attributes(self, *, workspace: bool = False, out_anew: bool = False) -> dict[str, Any]:
         """The attributes for XLA, without those that are 0."""
         known = OPERANDS.get(self.operation, ATTENTION_OPERANDS)
         bits = sum(1 << known.index(name) for name in self.names if name != "rng")
@@ -130,6 +132,7 @@ class Call(NamedTuple):
         bits |= WITH_DBIAS if self.options.need_dbias else 0
         bits |= WITH_FILLED if self.packed else 0
         bits |= WITH_TANGENTS if self.options.need_tangents else 0
+        bits |= WITH_OUT_ANEW if out_anew else 0
         bits |= sum(STATISTICS[name] for name in self.options.statistics)
         numbers = self.options._asdict() | {"operands": bits, "layout": LAYOUTS[self.options.layout]}
         del numbers["need_dbias"], numbers["need_tangents"], numbers["wide"], numbers["statistics"]
@@ -189,6 +192,20 @@ def lse_shape(q: tuple[int, ...], layout: str) -> tuple[int, ...]:
     return tuple(q[layout.index(axis)] for axis in "bhs")
 
 
+def as_lse(x: Any, layout: str) -> Any:
+    """From out's order of axes, head_dim gone, to lse's."""
+    if x.ndim == 2:
+        return x.T
+    return x.transpose([layout.index(axis) for axis in "bhs"])
+
+
+def as_out(lse: Any, layout: str) -> Any:
+    """lse in out's order of axes, and one more."""
+    if lse.ndim == 2:
+        return lse.T[..., None]
+    return lse.transpose(["bhs".index(axis) for axis in layout if axis != "d"])[..., None]
+
+
 def result_shapes(call: Call, operands: Sequence[Any]) -> list[Shape]:
     given = dict(zip((*call.fixed, *call.names), operands, strict=True))
     last = [shape_of(given[name]) for name in written(call, operands)]
@@ -205,6 +222,16 @@ def result_shapes(call: Call, operands: Sequence[Any]) -> list[Shape]:
     return [out, rows, *(rows for _ in call.options.statistics), *last]
 
 
+def out_anew(call: Call, operands: Sequence[Any], *, on_gpu: bool) -> bool:
+    """Whether BACKWARD_TANGENT computes out anew."""
+    if call.operation != BACKWARD_TANGENT or operands[1].dtype.itemsize != 2:
+        return False
+    arch = round(10 * float(jax.local_devices()[0].compute_capability)) if on_gpu else CPU
+    numbers = (name for name, value in call.options._asdict().items() if value)
+    head_dims = (operands[1].shape[-1], operands[3].shape[-1])  # of q and v
+    return computes_out_anew(arch, head_dims, (*call.names, *numbers), call.options.backend)
+
+
 def workspace_size(call: Call, operands: Sequence[Any], results: Sequence[Shape], device_type: int) -> int:
     """Bytes of scratch memory; raises what is wrong with the call. `device_type` is 0 for the CPU, 1 for CUDA."""
 
@@ -216,7 +243,7 @@ def workspace_size(call: Call, operands: Sequence[Any], results: Sequence[Shape]
         device_type,
         described(without_rng(call, operands)),
         described(results),
-        call.attributes(),
+        call.attributes(out_anew=out_anew(call, operands, on_gpu=device_type != 0)),
     )
     if status != 0:
         raise from_status(status, text)
@@ -290,6 +317,9 @@ def run(call: Call, *operands: Any) -> list[Any]:
 
 def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scratch: int | None) -> list[Any]:
     """`scratch`: bytes of workspace, one more result that XLA allocates; None: the handler allocates it."""
+    anew = scratch != 0 and out_anew(call, operands, on_gpu=scratch is not None)  # 0: it is refused when it runs, or empty
+    if anew:
+        call, operands = with_exact_delta(call, operands, on_gpu=scratch is not None)
     aliases = {}
     without_filled = operands
     if call.packed:  # rows that belong to no sequence are not written: fill the results first, but for caches
@@ -308,7 +338,24 @@ def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scrat
     ffi = jax.ffi.ffi_call(TARGETS[call.operation], shapes, input_output_aliases=aliases)
     attributes = {
         name: np.int64(value) if isinstance(value, int) else value
-        for name, value in call.attributes(workspace=scratch is not None).items()
+        for name, value in call.attributes(workspace=scratch is not None, out_anew=anew).items()
     }
     axes = varying_axes(operands)
     return vary(list(ffi(*vary(operands, axes), **attributes))[: len(results)], axes)  # type: ignore[no-any-return]
+
+
+def with_exact_delta(call: Call, operands: Sequence[Any], *, on_gpu: bool) -> tuple[Call, list[Any]]:
+    """BACKWARD_TANGENT with the dlse for which delta = rowsum(dout * out) - dlse is that of an out that was not rounded."""
+    given = dict(zip((*call.fixed, *call.names), operands, strict=True))
+    backward = ("dlse", *DIRECTION.values(), "tdout", "tdlse")
+    names = tuple(name for name in call.names if name not in backward)
+    options = call.options._replace(wide=True, need_dbias=False, need_tangents=False)
+    forward = Call(FORWARD, options, names)
+    inputs = [given[name] for name in (*forward.fixed, *names)]
+    shapes = result_shapes(forward, inputs)
+    scratch = workspace_size(forward, inputs, shapes, 1) if on_gpu else None
+    exact = on_platform(forward, inputs, shapes, scratch)[0]
+    excess = as_lse(((exact - given["out"]) * given["dout"]).sum(-1), options.layout)
+    given["dlse"] = given["dlse"] - excess if "dlse" in given else -excess
+    names = tuple(name for name in (*ATTENTION_OPERANDS, "rng") if name in given)
+    return call._replace(names=names), [given[name] for name in (*call.fixed, *names)]

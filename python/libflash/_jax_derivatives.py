@@ -44,6 +44,8 @@ from ._jax_calls import (
     SECOND_DIRECTION,
     SECOND_TANGENT,
     Call,
+    as_lse,
+    as_out,
 )
 from ._jax_primitives import PRIMITIVES, bind, call_of
 
@@ -137,20 +139,6 @@ def sink_weight(point: Point, tangent: Any) -> Any:
 def times(layout: str, rows: Any, x: Any) -> Any:
     """A number for each row, shaped like lse, times out or dout; not rounded."""
     return as_out(rows, layout) * x.astype(rows.dtype)
-
-
-def as_lse(x: Any, layout: str) -> Any:
-    """From out's order of axes, head_dim gone, to lse's."""
-    if x.ndim == 2:
-        return x.T
-    return x.transpose([layout.index(axis) for axis in "bhs"])
-
-
-def as_out(lse: Any, layout: str) -> Any:
-    """lse in out's order of axes, and one more."""
-    if lse.ndim == 2:
-        return lse.T[..., None]
-    return lse.transpose(["bhs".index(axis) for axis in layout if axis != "d"])[..., None]
 
 
 # -- jvp rules: (primals, tangents) -> (results, their tangents)

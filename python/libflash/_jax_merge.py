@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ._errors import InvalidError
-from ._jax_calls import LAYOUTS, lse_dtype
-from ._jax_derivatives import as_out
+from ._jax_calls import LAYOUTS, as_out, lse_dtype
 from ._jax_options import one_of, switch
 
 Array = jax.Array
