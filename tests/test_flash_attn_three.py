@@ -336,3 +336,46 @@ def test_jax_has_scales_and_no_append() -> None:
     assert_same_bits(np.asarray(got), flash_attn.flash_attn_with_kvcache(q, k, v, k_descale=scale, v_descale=0.5))
     with pytest.raises(libflash.UnsupportedError, match="k: JAX arrays are immutable"):
         flash_attn.flash_attn_with_kvcache(*arrays, k=arrays[1], v=arrays[2])
+
+
+# -- pages that are gathered, because gradients are recorded
+
+
+def gathered(table: list[list[int]], longest: int | None, used: list[int], ends: list[int] | None = None) -> torch.Tensor:
+    x = {name: torch.from_numpy(value) for name, value in paged_problem().items()}
+    lengths = {"cu_seqlens_k": torch.tensor(ends, dtype=torch.int32)} if ends else {"cu_seqlens_k": None}
+    given = {} if ends else {"seqused_k": torch.tensor(used, dtype=torch.int32)}
+    return flash_attn.flash_attn_varlen_func(
+        x["q"].requires_grad_(), x["k"], x["v"], x["cu_q"], **lengths, max_seqlen_q=4, max_seqlen_k=longest, causal=True,
+        block_table=torch.tensor(table, dtype=torch.int32), **given,
+    )  # fmt: skip
+
+
+def test_gathered_pages_need_no_maximum() -> None:
+    """0 is unknown, as None is."""
+    wanted = gathered([[3, 1], [0, 2]], 6, [6, 3])
+    for longest in (0, None, 100):
+        assert_same_bits(gathered([[3, 1], [0, 2]], longest, [6, 3]).detach().numpy(), wanted.detach().numpy())
+
+
+def test_keys_that_would_not_be_gathered_are_refused() -> None:
+    with pytest.raises(libflash.InvalidError, match=r"^max_seqlen_k is 5; it must be at least every length, or None \(6 keys\)"):
+        gathered([[3, 1], [0, 2]], 5, [6, 3])
+    with pytest.raises(libflash.InvalidError, match=r"^seqused_k: a sequence has 6 keys; .* block_table have room for 4"):
+        gathered([[3], [0]], None, [6, 3])
+    with pytest.raises(libflash.InvalidError, match=r"^cu_seqlens_k: a sequence has 6 keys; .* block_table have room for 4"):
+        gathered([[3], [0]], None, [], ends=[0, 6, 9])
+
+
+@pytest.mark.parametrize("page", [-1, 5])
+def test_an_absent_page_is_refused_and_not_replaced(page: int) -> None:
+    assert gathered([[3, 1], [0, page]], None, [6, 3]).isfinite().all()  # of no key
+    with pytest.raises(libflash.InvalidError, match=rf"^block_table: a page must be .*entry \(0, 1\) is {page} of 5"):
+        gathered([[3, page], [0, 2]], None, [6, 3])
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_one_length_for_all_may_be_an_integer_of_numpy(library: str) -> None:
+    q, k, v = (LIBRARIES[library](x) for x in qkv(d=8))
+    wanted = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=7)
+    assert_same_bits(np.asarray(flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=np.int64(7))), np.asarray(wanted))

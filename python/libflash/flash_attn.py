@@ -18,6 +18,7 @@ What is different:
 from __future__ import annotations
 
 import sys
+from numbers import Integral
 from operator import index
 from typing import Any
 
@@ -323,8 +324,8 @@ def flash_attn_with_kvcache(
     block_table = three.either(("block_table", "page_table"), block_table, page_table)
     if block_table is not None and cache_batch_idx is not None:
         block_table, cache_batch_idx = three.rows_of_table(block_table, cache_batch_idx), None
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
+    if isinstance(cache_seqlens, Integral):  # of Python or NumPy
+        cache_seqlens = _full_lengths(q, int(cache_seqlens), q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
     options = dict(
         k=_rows(k),
         v=_rows(v),
@@ -524,14 +525,36 @@ def _gather_pages(
     if not _is(q, "torch", "Tensor"):
         raise UnsupportedError("block_table in flash_attn_varlen_func is for PyTorch tensors; use flash_attn_with_kvcache")
     page_size = k.shape[1]
-    longest = lengths["max_seqlen_k"]
+    longest = lengths["max_seqlen_k"] or None  # 0: not known, as None
     if longest is not None:
         block_table = block_table[:, : -(-longest // page_size)]
     pages = block_table.long().clamp(0, k.shape[0] - 1)  # entries past a sequence's last page may hold anything
     seqused_k = _used_keys(lengths["cu_seqlens_k"], lengths.get("seqused_k"))
+    from . import _torch_ops as ops
+
+    if not q.is_cuda and ops.eager(seqused_k, block_table):
+        _check_gathered(seqused_k, block_table, k, longest, "cu_seqlens_k" if lengths.get("seqused_k") is None else "seqused_k")
     k, v = (x[pages].flatten(1, 2) for x in (k, v))
     others = {name: x for name, x in lengths.items() if name not in ("cu_seqlens_k", "max_seqlen_k")}
     return k, v, others | {"seqused_k": seqused_k}
+
+
+def _check_gathered(used: Array, block_table: Array, k: Array, longest: int | None, name: str) -> None:
+    """Host tensors: keys that max_seqlen_k or the table leave out, or whose page does not exist, would be wrong ones silently."""
+    (num_pages, page_size), columns = k.shape[:2], block_table.shape[1]
+    most = int(used.max()) if used.numel() else 0
+    if longest is not None and most > longest:
+        raise InvalidError(f"max_seqlen_k is {longest}; it must be at least every length, or None ({most} keys)")
+    if most > columns * page_size:
+        raise InvalidError(f"{name}: a sequence has {most} keys; the columns of block_table have room for {columns * page_size}")
+    read = sys.modules["torch"].arange(columns) * page_size < used[:, None]
+    absent = ((block_table < 0) | (block_table >= num_pages)) & read
+    if absent.any():
+        b, column = absent.nonzero()[0].tolist()
+        raise InvalidError(
+            f"block_table: a page must be at least 0 and below the number of pages (entry ({b}, {column}) is "
+            f"{int(block_table[b, column])} of {num_pages})"
+        )
 
 
 def _used_keys(cu_seqlens_k: Array | None, seqused_k: Array | None) -> Array:
