@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+import numpy as np
 import pytest
 
 import libflash
@@ -137,3 +141,35 @@ def test_causal_bias_of_pytorch(call) -> None:
         call(q, k, v, bias=causal_lower_right(7, 9), window_size=(2, 0))
     with pytest.raises(TypeError, match=r"bias is a .*CausalBias"):
         libflash.attention(q.detach(), k.detach(), v.detach(), bias=causal_lower_right(7, 9))
+
+
+def other_arrays(call: Any, named: dict[str, Any], name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{re.escape(name)} must be a torch.Tensor, not ndarray$"):
+        call(**{**named, name: np.zeros(3, np.int32)})
+
+
+@pytest.mark.parametrize("name", ["k", "seqused_k", "alibi_slopes", "mask", "block_mask", "out"])
+def test_attention_takes_tensors_alone(name: str) -> None:
+    other_arrays(libflash.torch.attention, dict(zip("qkv", qkv(grad=False), strict=True)), name)
+
+
+@pytest.mark.parametrize("name", ["q", "v_cache", "k", "cache_seqlens", "tree_mask", "k_scale", "k_rope_cache", "lse"])
+def test_decode_takes_tensors_alone(name: str) -> None:
+    """Not PyTorch's RuntimeError about arguments of an operator."""
+    q, k, v = qkv(grad=False)
+    other_arrays(libflash.torch.decode, {"q": q, "k_cache": k, "v_cache": v, "k": k[:, :1], "v": v[:, :1]}, name)
+
+
+@pytest.mark.parametrize("name", ["v", "k_cache", "slots", "v_scale", "positions"])
+def test_cache_write_takes_tensors_alone(name: str) -> None:
+    rows, cache = torch.zeros(2, 2, 8), [torch.zeros(1, 4, 2, 8) for _ in "kv"]
+    given = {"k": rows, "v": rows, "k_cache": cache[0], "v_cache": cache[1], "slots": torch.tensor([0, 1])}
+    other_arrays(libflash.torch.cache_write, given, name)
+
+
+def test_merge_takes_tensors_alone() -> None:
+    out, lse = torch.zeros(1, 3, 2, 8), torch.zeros(1, 2, 3)
+    with pytest.raises(TypeError, match=r"^outs\[1\] must be a torch.Tensor, not ndarray$"):
+        libflash.torch.merge([out, out.numpy()], [lse, lse])
+    with pytest.raises(TypeError, match=r"^lses\[0\] must be a torch.Tensor, not ndarray$"):
+        libflash.torch.merge([out, out], [lse.numpy(), lse])

@@ -86,6 +86,14 @@ def flag(x: Any, name: str) -> bool:
     return x if type(x) is bool else _core.flag(x, name)
 
 
+def require_tensors(**given: Any) -> None:
+    """PyTorch's own text for other arrays is a RuntimeError about the arguments of an operator. torch.compile makes tensors of
+    those of NumPy."""
+    for name, x in given.items():
+        if x is not None and not isinstance(x, Tensor) and not torch.compiler.is_compiling():
+            raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+
+
 def constant(x: Any, name: str) -> Any:
     """A number, from a tensor that is one and with respect to which nothing is differentiated."""
     if not isinstance(x, Tensor):
@@ -119,6 +127,7 @@ def given_options(
         if value is default:
             continue
         if form == "tensor":
+            require_tensors(**{option: value})
             tensors[name] = value
         elif form == "flag":
             if flag(value, option) is not default:
@@ -137,6 +146,7 @@ def given_options(
         elif isinstance(value, BlockMask):
             tensors |= {part: getattr(value, part) for part in BLOCK_LISTS}
         elif value is not None:
+            require_tensors(**{option: value})
             tensors[name] = value
     return numbers, tensors
 

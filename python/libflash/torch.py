@@ -30,7 +30,7 @@ from ._torch_autograd import record, record_merge, refuse_gradients, requires_gr
 from ._torch_bias import CausalBias, causal_options
 from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._torch_context_decode import context_parallel_decode
-from ._torch_options import direct_options, flag, given_options, known_options, signed_as
+from ._torch_options import direct_options, flag, given_options, known_options, require_tensors, signed_as
 from ._torch_switch import Switch, disable, enable
 from ._torch_tangents import carries_tangent
 
@@ -101,6 +101,7 @@ def attention_with_pytorch(
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Where PyTorch records, casts, transforms or traces, and calls with options that the library does not have."""
     return_lse = flag(return_lse, "return_lse")
+    require_tensors(q=q, k=k, v=v, out=out, lse=lse)
     if type(options.get("bias")) is CausalBias:
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options)
@@ -245,6 +246,7 @@ def decode_with_pytorch(
     k_rope: Tensor | None = None, return_lse: bool = False, out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     return_lse = flag(return_lse, "return_lse")
+    require_tensors(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, k_rope=k_rope, out=out, lse=lse)
     numbers, tensors = given_options("decode", DECODE, with_tensor_scales(options, q.device))
     check_new_rows(k, v, k_rope, v_cache, options)
     if out is None and lse is None and torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
@@ -312,11 +314,16 @@ def cache_write(
     Arguments and errors are those of `libflash.cache_write` (without stream). Compiled graphs know that the caches are written.
     There is no gradient: raises UnsupportedError for tensors that require one while gradients are recorded.
     """
+    require_tensors(
+        k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots, k_rope_cache=k_rope_cache, k_rope=k_rope, rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin, positions=positions,
+    )  # fmt: skip
     options: dict[str, Any] = dict(
         k_scale=k_scale, v_scale=v_scale, rotary_cos=rotary_cos, rotary_sin=rotary_sin, positions=positions, k_rope=k_rope,
         cache_dtype=cache_dtype, backend=backend,
     )  # fmt: skip
     options = {name: x for name, x in with_tensor_scales(options, k.device).items() if x is not None}
+    require_tensors(k_scale=options.get("k_scale"), v_scale=options.get("v_scale"))
     if not flag(rotary_interleaved, "rotary_interleaved"):
         options["rotary_interleaved"] = False
     if kernel is not None:
@@ -419,6 +426,9 @@ def merge(
     return_lse = flag(return_lse, "return_lse")
     if len(outs) != len(lses):
         raise InvalidError(f"outs has {len(outs)} tensors and lses {len(lses)}; they must be as many")
+    for i, (one, its_lse) in enumerate(zip(outs, lses, strict=True)):
+        require_tensors(**{f"outs[{i}]": one, f"lses[{i}]": its_lse})
+    require_tensors(out=out, lse=lse)
     given = {"layout": None if layout == "bshd" else layout, "backend": backend, "kernel_name": kernel}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     records = torch.is_grad_enabled() and requires_gradient((*outs, *lses, out, lse))
