@@ -379,3 +379,24 @@ def test_one_length_for_all_may_be_an_integer_of_numpy(library: str) -> None:
     q, k, v = (LIBRARIES[library](x) for x in qkv(d=8))
     wanted = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=7)
     assert_same_bits(np.asarray(flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=np.int64(7))), np.asarray(wanted))
+
+
+def test_jax_reads_pages() -> None:
+    """In place, also inside jit; it has no gradient for them."""
+    jax = pytest.importorskip("jax")
+    x = paged_problem()
+    given = {name: jax.numpy.asarray(value) for name, value in x.items()}
+
+    def call(q: Any, x: dict[str, Any], **more: Any) -> Any:
+        return flash_attn.flash_attn_varlen_func(
+            q, x["k"], x["v"], x["cu_q"], None, 4, None, causal=True, seqused_k=x["used"], block_table=x["table"],
+            learnable_sink=x["sink"], **more,
+        )  # fmt: skip
+
+    wanted = call(x["q"], x)
+    assert_same_bits(np.asarray(call(given["q"], given)), wanted)
+    assert_same_bits(np.asarray(jax.jit(call)(given["q"], given)), wanted)
+    with pytest.raises(libflash.UnsupportedError, match="decode"):
+        jax.grad(lambda q: call(q, given).sum())(given["q"])
+    with pytest.raises(libflash.UnsupportedError, match="block_table together with dropout_p or seqused_q is for PyTorch"):
+        call(given["q"], given, seqused_q=given["used"])

@@ -474,9 +474,9 @@ def _numpy_seed(q: Array) -> int:
 
 
 def _reads_pages(q: Array, *others: Array | None) -> bool:
-    """Whether decode can take the call: without gradients."""
+    """Whether decode can take the call: without gradients. JAX says only later whether it wants some, and is refused then."""
     if not _is(q, "torch", "Tensor"):
-        return _is(q, "numpy", "ndarray")
+        return True
     torch = sys.modules["torch"]
     return not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others) if _is(x, "torch", "Tensor")))
 
@@ -523,7 +523,7 @@ def _gather_pages(
 ) -> tuple[Array, Array, dict[str, Any]]:
     """The pages of each sequence in one array, (batch, columns * page_size, heads_k, head_dim), and the used lengths."""
     if not _is(q, "torch", "Tensor"):
-        raise UnsupportedError("block_table in flash_attn_varlen_func is for PyTorch tensors; use flash_attn_with_kvcache")
+        raise UnsupportedError("block_table together with dropout_p or seqused_q is for PyTorch tensors; gather the pages before")
     page_size = k.shape[1]
     longest = lengths["max_seqlen_k"] or None  # 0: not known, as None
     if longest is not None:
