@@ -440,8 +440,9 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
  * columns * page_size. Table entries past the last key, and those before the first key that a row sees (window,
- * cache_leftpad), are not read. Sequences may share pages or cache entries that they only read. But a row to which one sequence
- * appends must not hold a key, old or new, of another sequence in the same call.
+ * cache_leftpad), are not read. Sequences may share pages or cache entries that they only read. But a row to which a sequence
+ * appends must not hold another key that a sequence of the call reads or appends, also of its own: a page that comes twice in its
+ * table may be reused only where no row sees its old keys. The CPU refuses it (INVALID).
  *
  * Bad contents. On the CPU a length or page number that is out of range is refused (INVALID). On CUDA the host does not read the
  * lengths and tables: a page whose number is out of range counts as absent; cache_seqlens is clamped to 0 .. capacity; a position

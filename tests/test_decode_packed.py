@@ -210,12 +210,33 @@ def test_shared_pages_that_are_full_beside_appends(kernel: str) -> None:
 
 
 def test_an_append_beside_a_row_that_the_reader_appends_itself() -> None:
-    """Sequence 0 has page 0 twice: it overwrites a key of its own, and sequence 1 one more."""
+    """Sequence 0 has page 0 twice, and its rows see the newer keys alone; sequence 1 would overwrite one of them."""
     pages = [random(3, 4, HEADS_K, DIM, seed=i) for i in (1, 2)]
     q, k, v = random(2, 1, HEADS_Q, DIM, seed=3), *(random(2, 1, HEADS_K, DIM, seed=i) for i in (4, 5))
-    options = {"cache_seqlens": np.array([6, 3], np.int32), "k": k, "v": v}
+    options = {"cache_seqlens": np.array([6, 1], np.int32), "k": k, "v": v, "window_size": (2, 0)}
     table = np.array([[0, 0], [0, 2]], np.int32)
-    with pytest.raises(libflash.InvalidError, match=r"sequence 1 appends to page 0, row 3, which sequence 0 reads"):
+    with pytest.raises(libflash.InvalidError, match=r"sequence 1 appends to page 0, row 1, which sequence 0 reads"):
         libflash.decode(q, *pages, block_table=table, **options)
     table[1, 0] = 1
     assert np.isfinite(libflash.decode(q, *pages, block_table=table, **options)).all()
+
+
+@every_kernel
+@pytest.mark.parametrize("batch", [1, 2])
+def test_an_append_overwrites_no_key_of_its_own_sequence(kernel: str, batch: int) -> None:
+    """A page that comes twice in a table is a ring: only keys that no row sees may be overwritten."""
+    pages = [random(3, 4, HEADS_K, DIM, seed=i) for i in (1, 2)]
+    q, k, v = random(batch, 2, HEADS_Q, DIM, seed=3), *(random(batch, 2, HEADS_K, DIM, seed=i) for i in (4, 5))
+    table = np.array([[0, 1, 0], [2, -1, -1]], np.int32)[:batch]
+    options = {"cache_seqlens": np.array([8, 2], np.int32)[:batch], "block_table": table, "k": k, "v": v, "kernel": kernel}
+    before = [x.copy() for x in pages]
+    for window in ((-1, -1), (7, 0)):  # row 0 stands at 8; new keys 8 and 9 go to the rows of keys 0 and 1
+        with pytest.raises(libflash.InvalidError, match=r"sequence 0 appends to page 0, row [01], which sequence 0 reads"):
+            libflash.decode(q, *pages, window_size=window, **options)
+        for x, old in zip(pages, before, strict=True):
+            assert_same_bits(x, old)
+    got = libflash.decode(q, *pages, window_size=(6, 0), **options)
+    assert_same_bits(pages[0][0, :2], k[0])
+    whole = [np.concatenate([*old[:2], new[0]])[None] for old, new in zip(before, (k, v), strict=True)]
+    wanted = libflash.decode(q[:1], *whole, window_size=(6, 0), kernel=kernel)
+    np.testing.assert_allclose(got[:1], wanted, rtol=1e-5, atol=1e-6)

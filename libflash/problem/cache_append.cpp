@@ -51,15 +51,15 @@ void check_appended_once(const DecodeProblem& p, const std::vector<RowRange>& ap
     }
 }
 
-// The cached rows `read`, of one page, must not be among `appended`, which has no row twice.
+// The cached rows `read`, of one page, must not be among `appended`, which has no row twice. A sequence itself appends to a key
+// that it reads if its table has a page twice.
 void check_not_appended(const DecodeProblem& p, const std::vector<RowRange>& appended, const RowRange& read) {
     const auto comes_before = [](const RowRange& range, const RowRange& rows) {
         return range.page != rows.page ? range.page < rows.page : range.last <= rows.first;
     };
-    auto range = std::lower_bound(appended.begin(), appended.end(), read, comes_before);
-    for (; range != appended.end() && range->page == read.page && range->first < read.last; ++range) {
-        if (range->sequence == read.sequence) continue;
-        invalid(table_of(p), "an append must not overwrite a key of another sequence", "sequence ", range->sequence,
+    const auto range = std::lower_bound(appended.begin(), appended.end(), read, comes_before);
+    if (range != appended.end() && range->page == read.page && range->first < read.last) {
+        invalid(table_of(p), "an append must not overwrite a key that a sequence reads", "sequence ", range->sequence,
                 " appends to ", block_name(p), read.page, ", row ", std::max(range->first, read.first), ", which sequence ",
                 read.sequence, " reads");
     }
@@ -88,7 +88,7 @@ void check_appended_rows(const DecodeProblem& p) {
     std::vector<RowRange> appended = appended_rows(p);
     std::sort(appended.begin(), appended.end());
     check_appended_once(p, appended);
-    if (p.batch > 1 && !appended.empty()) check_no_key_is_overwritten(p, appended);
+    if (!appended.empty()) check_no_key_is_overwritten(p, appended);
 }
 
 }  // namespace libflash

@@ -226,8 +226,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         Number of cached keys at the start of a sequence that do not exist; positions count them. With block_table, the entries
         of pages that hold only such keys may have any value.
     k, v : (batch, seqlen_new, heads_k, head_dim) and (..., head_dim_v), or packed (total_new, heads_k, head_dim) and (...)
-        New keys and values to append. No sequence of the call may read a key of the rows where another one appends: the CPU
-        refuses that.
+        New keys and values to append. No sequence of the call, itself included, may read another key of the rows where one
+        appends: the CPU refuses that.
     rotary_cos, rotary_sin : (positions, rotary_dim / 2), float32 or q's type
         Rotate the first rotary_dim channels of q and of the new k by the angles of their position: cache_seqlens[b] + i.
     rotary_interleaved : bool

@@ -202,7 +202,7 @@ TABLES = [
     ),
     row(
         "append-over-a-key", both(with_tensor("cache_batch_idx", lambda: ints(1, 1)), lengths(6, 2)),
-        "cache_batch_idx", "an append must not overwrite a key of another sequence",
+        "cache_batch_idx", "an append must not overwrite a key that a sequence reads",
         "sequence 1 appends to entry 1, row 2, which sequence 0 reads", data=True,
     ),
 ]
