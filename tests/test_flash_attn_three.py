@@ -347,7 +347,7 @@ def gathered(table: list[list[int]], longest: int | None, used: list[int], ends:
     given = {} if ends else {"seqused_k": torch.tensor(used, dtype=torch.int32)}
     return flash_attn.flash_attn_varlen_func(
         x["q"].requires_grad_(), x["k"], x["v"], x["cu_q"], **lengths, max_seqlen_q=4, max_seqlen_k=longest, causal=True,
-        block_table=torch.tensor(table, dtype=torch.int32), **given,
+        block_table=torch.tensor(table, dtype=torch.int32 if "." not in str(table) else None), **given,
     )  # fmt: skip
 
 
@@ -365,6 +365,28 @@ def test_keys_that_would_not_be_gathered_are_refused() -> None:
         gathered([[3], [0]], None, [6, 3])
     with pytest.raises(libflash.InvalidError, match=r"^cu_seqlens_k: a sequence has 6 keys; .* block_table have room for 4"):
         gathered([[3], [0]], None, [], ends=[0, 6, 9])
+
+
+BAD_TABLES: dict[str, tuple[Any, str]] = {
+    "sequences": ([[3, 1]], r"^block_table has shape \(1, 2\); it needs \(batch, columns\), and batch is 2"),
+    "dimensions": ([3, 1], r"^block_table has shape \(2,\); it needs \(batch, columns\)"),
+    "type": ([[3.0, 1.0], [0.0, 2.0]], "^block_table: dtype must be int32"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_tables_of_gathered_pages(name: str) -> None:
+    table, said = BAD_TABLES[name]
+    with pytest.raises(libflash.InvalidError, match=said):
+        gathered(table, None, [6, 3])
+
+
+def test_lengths_of_gathered_pages() -> None:
+    table = [[3, 1], [0, 2]]
+    with pytest.raises(libflash.InvalidError, match=r"^seqused_k has 1 sequences; cu_seqlens_q has 2"):
+        gathered(table, None, [6])
+    with pytest.raises(libflash.InvalidError, match=r"^cu_seqlens_k has 1 sequences; cu_seqlens_q has 2"):
+        gathered(table, None, [], ends=[0, 6])
 
 
 @pytest.mark.parametrize("page", [-1, 5])
