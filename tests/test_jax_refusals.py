@@ -62,6 +62,14 @@ def test_refusals_of_values_come_when_it_runs() -> None:
         libflash.jax.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu).block_until_ready()
 
 
+def test_refusals_of_values_have_the_names_of_the_arguments() -> None:
+    """What the library calls k_new is k here, as in refusals of shapes."""
+    q, cache = jnp.zeros((1, 1, 2, 8)), jnp.zeros((1, 4, 2, 8))
+    call = jax.jit(lambda lengths: libflash.jax.decode(q, cache, cache, k=q, v=q, cache_seqlens=lengths))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="INVALID_ARGUMENT: k: its rows must fit into the cache"):
+        call(jnp.array([4]))
+
+
 def test_handlers_check_what_they_get() -> None:
     """Attributes of a wrong type and a wrong number of operands are refused and not read."""
     shape = jax.ShapeDtypeStruct((1, 1, 1, 1), np.float32)

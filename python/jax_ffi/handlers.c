@@ -2,13 +2,28 @@
  * on several threads at once. */
 #include "handlers.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "dtype.h"
 #include "request.h"
 
+/* The library's text with the names that libflash.jax has: its texts begin with the argument, and new rows are called k, v and
+ * k_rope there. Texts about shapes go through Python (libflash/_errors.py). */
+static const char *named_as_in_python(const char *text, char *room, size_t size) {
+    static const char *const names[] = {"k_new:", "v_new:", "k_rope_new:"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t length = strlen(names[i]);
+        if (strncmp(text, names[i], length) != 0) continue;
+        snprintf(room, size, "%.*s%s", (int)(length - strlen("_new:")), text, text + length - 1);
+        return room;
+    }
+    return text;
+}
+
 static xla_error *failure(const xla_frame *frame, flash_status_t status, const char *text) {
-    xla_error_create_args args = {sizeof args, NULL, text, XLA_INTERNAL};
+    char room[1024];
+    xla_error_create_args args = {sizeof args, NULL, named_as_in_python(text, room, sizeof room), XLA_INTERNAL};
     switch (status) {
         case FLASH_STATUS_INVALID: args.errc = XLA_INVALID_ARGUMENT; break;
         case FLASH_STATUS_UNSUPPORTED: args.errc = XLA_UNIMPLEMENTED; break;
