@@ -22,7 +22,7 @@ static const char *named_as_in_python(const char *text, char *room, size_t size)
 }
 
 static xla_error *failure(const xla_frame *frame, flash_status_t status, const char *text) {
-    char room[1024];
+    char room[2048]; /* as long as the longest text */
     xla_error_create_args args = {sizeof args, NULL, named_as_in_python(text, room, sizeof room), XLA_INTERNAL};
     switch (status) {
         case FLASH_STATUS_INVALID: args.errc = XLA_INVALID_ARGUMENT; break;
