@@ -287,7 +287,7 @@ def test_varlen_with_pages() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_varlen_reads_pages_in_place(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without gradients, beside entries of the table that point nowhere and rows of pages that hold NaN."""
-    monkeypatch.delattr(flash_attn, "_gather_pages")
+    monkeypatch.delattr(flash_attn, "gather_pages")
     pages_k, pages_v, q = randoms(dtype, (9, 16, 2, 64), (9, 16, 2, 64), (70, 4, 64))
     table = torch.tensor([[3, 1, 99], [0, -7, 2]], dtype=torch.int32, device=DEVICE)
     cu_q, cu_k = prefix_sums((30, 40)), prefix_sums((25, 10))
