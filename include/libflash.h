@@ -32,9 +32,12 @@
  * NaN and infinity. In q they affect only the results of their own row; in k and v, only those of the rows that see the key.
  * Memory outside the sequences (rows past a length, the unused rest of a page, free pages) never affects a result. Exceptions:
  *   - On CUDA, and in decode on the CPU too, a NaN or infinity in v at a key that a row does not see can reach that row if the
- *     row sees another key of the same tile (at most 128 keys), but no other row.
+ *     row sees another key of the same tile (at most 128 keys), or if only `mask` or a bias of -infinity hides the key; but no
+ *     other row.
  *   - In backward on CUDA, a NaN or infinity in q, k, v or dout can reach, besides the gradients that depend on it, those of the
  *     rows and keys that share a tile of at most 128 rows and 128 keys with it.
+ *   - On CUDA, a row whose scores overflow can change the last bits of the other rows of its tile.
+ *   - In backward on CUDA with BFLOAT16, a sum of dq, dk or dv beyond 2^95, before the softmax scale, can overflow.
  * With BFLOAT16 on processors with AVX-512-BF16, the matrix products treat subnormal numbers as zero.
  *
  * Rules for every function:

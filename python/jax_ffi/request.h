@@ -25,9 +25,9 @@ typedef enum operation_t { FORWARD, BACKWARD, DECODE, FORWARD_TANGENT, BACKWARD_
  * There is no operand v_cache with the attribute head_dim_v: the values are channels of k_cache. The further results are, in this
  * order and if they are operands, k_scale and v_scale with more than 2 dimensions, and k_rope_cache. They alias their operands.
  *
- * BACKWARD_TANGENT computes the tangents of out and lse, which it needs, by itself, and with bit WITH_OUT_ANEW out too: the operand
- * was rounded (libflash/_second_order.py). libflash/_jax_derivatives.py makes the derivatives with respect to learnable_sink from
- * lse and out with operations of XLA.
+ * BACKWARD_TANGENT computes the tangents of out and lse, which it needs, by itself, and with bit WITH_OUT_ANEW out too: the
+ * operand was rounded (libflash/_second_order.py). libflash/_jax_derivatives.py makes the derivatives with respect to
+ * learnable_sink from lse and out with operations of XLA.
  * With bit WITH_WORKSPACE there is one more result, the last: the bytes of the workspace. */
 enum { /* bits of all operations but DECODE; from WITH_TQ on the tangents, for FORWARD_TANGENT and BACKWARD_TANGENT */
        WITH_CU_SEQLENS_Q,

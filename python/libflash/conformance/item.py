@@ -49,6 +49,8 @@ def of_case(case: Case) -> Item:
     def run(target: Target, outcome: Outcome) -> None:
         if outcome.group == "accuracy" and has_row_without_key(case):
             outcome.group = "rows without a key"
+        if case.poison not in (None, "unused"):
+            target.keep_apart()
         x = case.inputs()
         results = target.run(x)
         expected = case.expected(**target.errors(x))
@@ -83,6 +85,8 @@ def of_decode_case(case: DecodeCase) -> Item:
 
 def of_tangent(tangent: TangentCase) -> Item:
     def run(target: Target, outcome: Outcome) -> None:
+        if tangent.case.poison not in (None, "unused"):
+            target.keep_apart()
         results = target.run_tangents(*tangent.problem())
         ratios, outcome.findings = tangent_bounds.judge(results, tangent.expected())
         outcome.reports = {name: tolerance.Report(t1=ratio) for name, ratio in ratios.items()}
@@ -90,8 +94,12 @@ def of_tangent(tangent: TangentCase) -> Item:
     return Item("tangents", tangent.case.name, tangent.case.dtype, run)
 
 
-def of_check(group: str, check: Check) -> Item:
+def of_check(group: str, check: Check, *, apart: bool = False) -> Item:
+    """apart: it needs results that are apart from the rest of their tile."""
+
     def run(target: Target, outcome: Outcome) -> None:
+        if apart:
+            target.keep_apart()
         check(target.call)
 
     return Item(group, check.name, check.dtype, run)

@@ -20,7 +20,7 @@ def items() -> Iterator[Item]:
     yield from (of_check("exact answers", check) for check in exact.checks())
     for check in edges.checks():
         yield of_check("rows without a key" if check.function is edges.row_without_visible_key else "edge values", check)
-    yield from (of_check("NaN and infinity", check) for check in broken_values.checks())
+    yield from (of_check("NaN and infinity", check, apart=broken_values.needs_apart(check)) for check in broken_values.checks())
     yield from (of_decode_case(case) for case in decode_cases.quick() if not case.absent_page)
     yield from (of_tangent(case) for case in tangent_cases.quick()[::3])
     again = [case for case in quick if case.name.startswith(AGAIN) and not case.slack_rows]  # slack rows are not written

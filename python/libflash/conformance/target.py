@@ -18,6 +18,9 @@ Results = dict[str, np.ndarray]
 JVP, JVP_OF_GRADIENTS = "jvp", "jvp of gradients"
 
 
+APART = "NaN, infinity and overflow apart from the rest of a tile"
+
+
 class NotOffered(Exception):
     """The target does not have what a call needs, and says so. Never a failure."""
 
@@ -35,6 +38,7 @@ class Target:
     offers_decode: frozenset[str] | None = None  # options of libflash.decode; None: no decoding
     offers_tangents: frozenset[str] = frozenset()  # of JVP and JVP_OF_GRADIENTS
     refusals: tuple[type[Exception], ...] = (NotImplementedError,)  # exceptions by which it says that it does not offer a call
+    mixes_tiles = False  # it states that a NaN, an infinity or an overflow may reach what shares a tile with it
     reads_contents = True  # arrays of lengths are on the host, so that bad numbers in them can be refused
 
     def results(self, x: Inputs) -> Results:
@@ -56,6 +60,11 @@ class Target:
     def tangents(self, x: Inputs, t: Tangents) -> Results:
         """to and tlse, the tangents of o and lse in the direction `t`; with x.dout also tdq, tdk, tdv, tdbias and tdsink."""
         raise NotImplementedError
+
+    def keep_apart(self) -> None:
+        """Before a check that needs it."""
+        if self.mixes_tiles:
+            raise NotOffered(APART)
 
     def run(self, x: Inputs, *, repeatable: bool = False) -> Results:
         """Without gradients, if the target has none."""

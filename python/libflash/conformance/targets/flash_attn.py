@@ -35,6 +35,7 @@ class FlashAttn(Target):
         top = importlib.import_module(self.package.partition(".")[0])
         self.versions = {top.__name__: top.__version__, "torch": torch.__version__}
         self.reads_contents = device == "cpu"
+        self.mixes_tiles = device != "cpu" and self.package == "libflash.flash_attn"  # as libflash.h states
 
     def results(self, x: Inputs) -> Results:
         return self.with_options(x)

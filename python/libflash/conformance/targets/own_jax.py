@@ -27,6 +27,7 @@ class OwnJax(Target):
         self.offers_decode = DECODE_OPTIONS
         self.offers_tangents = frozenset((JVP, JVP_OF_GRADIENTS))
         self.reads_contents = device == "cpu"
+        self.mixes_tiles = device != "cpu"  # as libflash.h states
 
     def results(self, x: Inputs) -> Results:
         with jax.default_device(self.device):

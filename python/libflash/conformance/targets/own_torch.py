@@ -24,6 +24,7 @@ class OwnTorch(Target):
         self.offers_decode = DECODE_OPTIONS
         self.offers_tangents = frozenset((JVP, JVP_OF_GRADIENTS))
         self.reads_contents = device == "cpu"
+        self.mixes_tiles = device != "cpu"  # as libflash.h states
 
     def results(self, x: Inputs) -> Results:
         return torch_results(x, libflash.torch.attention, self.device)
