@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 import libflash.torch  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch_calls import Calls  # noqa: E402
 from torch_problem import eager, tensors  # noqa: E402
 
 A = libflash.torch.attention
@@ -124,19 +124,6 @@ DERIVATIVES: dict[str, Callable[[Attention], Any]] = {
 def test_derivative(name: str) -> None:
     got, wanted = DERIVATIVES[name](A), DERIVATIVES[name](eager)
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
-
-
-class Calls(TorchDispatchMode):
-    """The operators of libflash that ran on plain tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "libflash":
-            self.names.append(function.__name__.partition(".")[0])
-        return function(*args, **(kwargs or {}))
 
 
 ALONE = ["attention_with_tangent"]

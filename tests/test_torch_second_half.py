@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import libflash.torch  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+from torch_calls import Calls  # noqa: E402
 
 from libflash import _torch_kernels  # noqa: E402
 
@@ -55,19 +56,6 @@ def mapped(x: Tensors, t: Tensors, **options: Any) -> torch.Tensor:
     """One of two tangents that vmap maps over."""
     batch = [torch.stack([y, -y]) for y in t]
     return func.vmap(lambda *t: jvp_of_vjp(x, list(t), **options))(*batch)[0]
-
-
-class Names(torch.utils._python_dispatch.TorchDispatchMode):
-    """The operators of libflash that ran on plain tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "libflash":
-            self.seen.append(function.__name__.partition(".")[0])
-        return function(*args, **(kwargs or {}))
 
 
 PATHS: dict[str, Callable[..., torch.Tensor]] = {
@@ -121,9 +109,9 @@ def small(name: str) -> tuple[Tensors, Tensors]:
 def test_options(name: str, path: str) -> None:
     """As in float64, which computes nothing anew, but for a few roundings."""
     x, t = ([y.half() for y in given] for given in small(name))
-    with Names() as names:
+    with Calls() as calls:
         tdq = PATHS[path](x, t, **OPTIONS[name])
-    assert "attention_delta_tangent" in names.seen
+    assert "attention_delta_tangent" in calls.names
     exact = PATHS[path]([y.double() for y in x], [y.double() for y in t], **OPTIONS[name])
     torch.testing.assert_close(tdq.double(), exact, rtol=0, atol=8 * 2.0**-11 * float(exact.abs().max()))
 
@@ -131,12 +119,12 @@ def test_options(name: str, path: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.half, torch.float, torch.double])
 def test_only_16_bits_compute_anew(dtype: torch.dtype) -> None:
     x, t = ([y.to(dtype) for y in given] for given in small("causal"))
-    with Names() as names:
+    with Calls() as calls:
         for path in (jvp_of_vjp, vjp_of_jvp, double_backward):
             path(x, t)
     anew = 3 if dtype == torch.half else 0
-    assert names.seen.count("attention_delta_tangent") == anew
-    assert names.seen.count("attention_tangent") == (0 if anew else 1)
+    assert calls.names.count("attention_delta_tangent") == anew
+    assert calls.names.count("attention_tangent") == (0 if anew else 1)
 
 
 def test_where_nothing_is_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +132,9 @@ def test_where_nothing_is_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(_torch_kernels, "computes_out_anew", lambda *given: False)
     x, t = ([y.half() for y in given] for given in small("causal"))
     for path, passes in ((jvp_of_vjp, 0), (vjp_of_jvp, 0), (double_backward, 1)):
-        with Names() as names:
+        with Calls() as calls:
             tdq = path(x, t)
-        assert names.seen.count("attention_delta_tangent") == passes
+        assert calls.names.count("attention_delta_tangent") == passes
         exact = path([y.double() for y in x], [y.double() for y in t])
         torch.testing.assert_close(tdq.double(), exact, rtol=0, atol=8 * 2.0**-11 * float(exact.abs().max()))
 
@@ -161,9 +149,9 @@ def test_delta_tangent_is_differentiable_in_the_direction() -> None:
         second = torch.autograd.grad(first, own, u, create_graph=True)
         return torch.autograd.grad(second, u, [y.cos() for y in (*x[:3], x[3])])
 
-    with Names() as names:
+    with Calls() as calls:
         made = product(torch.half)
-    assert names.seen.count("attention_delta_tangent") > 1  # of the second and of the third pass
+    assert calls.names.count("attention_delta_tangent") > 1  # of the second and of the third pass
     for got, wanted in zip(made, product(torch.double), strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=0, atol=8 * 2.0**-11 * float(wanted.abs().max()))
 

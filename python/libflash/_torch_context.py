@@ -22,6 +22,7 @@ from ._context_layout import Layout, chunks_by_position
 from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import SCORE_NUMBERS
+from ._torch_autograd import requires_gradient
 from ._torch_context_check import agree, text_of
 from ._torch_context_group import Axis, Ranks
 from ._torch_context_heads import HeadExchange
@@ -267,7 +268,7 @@ def described(
 
 
 def needs_gradients(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and requires_gradient(tensors)
 
 
 def mesh_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:

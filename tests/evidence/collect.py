@@ -69,21 +69,10 @@ ON_MANY = {
     "longer": ("--tokens", "262144", "--rounds", "1", "--no-peers"),
     "full": ("--tokens", "131072", "--heads", "32/8", "--masks", "full", "--rounds", "1", "--no-peers"),
     "million": (
-        "--tokens",
-        "1048576",
-        "--heads",
-        "32/8",
-        "--passes",
-        "forward",
-        "--schemes",
-        "ring",
-        "heads",
-        "auto",
-        "--rounds",
-        "1",
+        "--tokens", "1048576", "--heads", "32/8", "--passes", "forward", "--schemes", "ring", "heads", "auto", "--rounds", "1",
         "--no-peers",
     ),
-}
+}  # fmt: skip
 QUICK_ON_MANY = {"causal": ("--tokens", "65536", "--rounds", "1")}
 TAIL = 15  # lines of a failed stage's log that are printed
 
