@@ -30,7 +30,7 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
     static constexpr bool kBlockMask = Traits::kBlockMask, kSeparateFirstTile = Traits::kSeparateFirstTile;
     static constexpr bool kLongSums = Traits::kLongSums;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
-    using Softmax = OnlineSoftmax<kBlockN, Traits::kStatisticsKind, kLongSums>;
+    using Softmax = OnlineSoftmax<kBlockN, Traits::kStatisticsKind, kLongSums, Traits::kGroups == 3>;
 
     const ForwardTileScheduler<Traits> scheduler{context};
     const ForwardScores<Traits> scores{context};

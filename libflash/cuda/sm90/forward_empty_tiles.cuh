@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm90/forward_output_rows.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
 #include "cuda/sm90/online_softmax.cuh"
@@ -24,7 +25,11 @@ struct ForwardEmptyTilesWarp {
         }
         ScheduleCursor cursor = scheduler.begin();
         TileAssignment assignment;
-        while (scheduler.next_static(cursor, assignment)) write_if_empty(assignment);
+        while (scheduler.next_static(cursor, assignment)) {
+            write_if_empty(assignment);
+            // Computed again: with statistics of rows this warp has no register for it.
+            if constexpr (Traits::kStatistics) cursor.end = scheduler.end_index(hide_from_compiler(static_cast<int>(gridDim.x)));
+        }
     }
 
 private:

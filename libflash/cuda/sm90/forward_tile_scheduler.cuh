@@ -24,9 +24,11 @@ struct ForwardTileScheduler {
     __device__ __forceinline__ bool is_dynamic() const { return !Traits::kRareOptions || context.params.sequence_order; }
 
     // The cursor of the first pass.
-    __device__ __forceinline__ ScheduleCursor begin() const {
-        const int units = context.params.schedule.heads * context.params.schedule.tiles, blocks = gridDim.x;
-        return {0, (units + blocks - 1) / blocks * (context.params.schedule.paired ? 2 : 1), false};
+    __device__ __forceinline__ ScheduleCursor begin() const { return {0, end_index(gridDim.x), false}; }
+    // The end of the indices in the static schedule, for that many thread blocks.
+    __device__ __forceinline__ int end_index(int blocks) const {
+        const int units = context.params.schedule.heads * context.params.schedule.tiles;
+        return (units + blocks - 1) / blocks * (context.params.schedule.paired ? 2 : 1);
     }
     // Begins the second pass, when all warps have finished the first. Returns false if there is nothing to recompute, or if
     // that has been done. A whole warp calls it.

@@ -13,10 +13,9 @@ struct LargestProbability {
 
     __device__ __forceinline__ void clear_largest() { largest[0] = largest[1] = 0; }
 
-    // kOfThree: by the instruction for the largest of three integers. Beside the sums of the entropy the compiler spills with it.
-    template <bool kOfThree>
-    __device__ __forceinline__ void see_pair(int r, float p0, float p1) {
-        if constexpr (kOfThree) {
+    // of_three, a constant: by the instruction for the largest of three integers. With it the compiler needs more registers.
+    __device__ __forceinline__ void see_pair(int r, float p0, float p1, bool of_three) {
+        if (of_three) {
             largest[r] = __vimax3_s32(largest[r], __float_as_int(p0), __float_as_int(p1));
         } else {
             largest[r] = __float_as_int(fmaxf(__int_as_float(largest[r]), fmaxf(p0, p1)));

@@ -25,8 +25,8 @@ enum class RowStatisticsKind { none, maxima, entropy, either };
 template <bool kEntropy, bool kLongSums>
 struct StatisticsOfRows : LargestProbability, std::conditional_t<kEntropy, EntropySums<1, kLongSums>, NoRowStatistics> {};
 
-// kKind: with these statistics of the rows (attention/row_statistics.cuh).
-template <int kBlockN, RowStatisticsKind kKind = RowStatisticsKind::none, bool kLongSums = false>
+// kKind: with these statistics of the rows (attention/row_statistics.cuh). kShortOfRegisters: of an instance that would spill.
+template <int kBlockN, RowStatisticsKind kKind = RowStatisticsKind::none, bool kLongSums = false, bool kShortOfRegisters = false>
 struct OnlineSoftmax : std::conditional_t<kKind == RowStatisticsKind::none, NoRowStatistics,
                                           StatisticsOfRows<(kKind > RowStatisticsKind::maxima), kLongSums>> {
     static constexpr int kScores = kBlockN / 2;
@@ -117,10 +117,17 @@ private:
             s[i] = exp2_approx(fmaf(s[i], scale, -kept_maximum[r]));
             part[r][i % 2] += s[i];
             if constexpr (kMaxima)
-                if (i % 2 == 1) this->template see_pair<!kEntropy>(r, s[i - 1], s[i]);
+                if (i % 2 == 1) see_pair_before(s, i);
         }
         sum[0] += part[0][0] + part[0][1];
         sum[1] += part[1][0] + part[1][1];
+    }
+
+    // Probabilities i - 1 and i. Integers where there are registers for them: not with the sums of the entropy; and floats in the
+    // last pair of each row are enough where few are missing.
+    __device__ __forceinline__ void see_pair_before(const float (&p)[kScores], int i) {
+        const bool of_three = !kEntropy && !(kShortOfRegisters && i >= kScores - 4);
+        this->see_pair(i / 2 % 2, p[i - 1], p[i], of_three);
     }
 
     // The same with the sums for the entropy.
@@ -135,7 +142,7 @@ private:
             s[i] = exp2_approx(exponent);
             part[r][i % 2] += s[i];
             weighted_part[r][i % 2] = fmaf(s[i], exponent, weighted_part[r][i % 2]);
-            if (i % 2 == 1) this->template see_pair<!kEntropy>(r, s[i - 1], s[i]);
+            if (i % 2 == 1) see_pair_before(s, i);
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
