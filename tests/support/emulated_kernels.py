@@ -1,5 +1,6 @@
 """The kernels that tests/cuda/test_on_host_*.py run on the host: type, head_dim, tiles and stages. test_on_host_table.py compares
-them with kernels.table.
+them with kernels.table. Kernels for bf16 and f16 come from the same template, so most run for one of the two; every operation
+runs for both.
 """
 
 from __future__ import annotations
@@ -63,11 +64,9 @@ TANGENT_KERNELS = {
 # The same for sm_90a, with the stages.
 TANGENT_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, "192, 64", 4),
-    "f16-64": ("f16_", 64, "192, 64", 4),
     "bf16-128": ("bf16_", 128, "128, 64", 2),
     "f16-128": ("f16_", 128, "128, 64", 2),
     "bf16-256": ("bf16_", 256, "128, 64", 1),
-    "f16-256": ("f16_", 256, "128, 64", 1),
 }
 # Backward's tangent: type, head_dim, tile; four, two and one warps.
 BACKWARD_TANGENT_KERNELS = {
@@ -83,11 +82,9 @@ BACKWARD_TANGENT_KERNELS = {
 # The same for sm_90a, with the stages.
 BACKWARD_TANGENT_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, "128, 64", 4),
-    "f16-64": ("f16_", 64, "128, 64", 4),
     "bf16-128": ("bf16_", 128, "128, 32", 3),
     "f16-128": ("f16_", 128, "128, 32", 3),
     "bf16-256": ("bf16_", 256, "64, 32", 2),
-    "f16-256": ("f16_", 256, "64, 32", 2),
 }
 
 # float64: head_dim, tiles of forward, of backward and of the tangents. Then channels that the kernel has and the tensors lack,
@@ -110,7 +107,7 @@ DECODE_KERNELS = {
 WIDE_DECODE_KERNELS = {"bf16-512": ("bf16_", 512, "16, 16, 2"), "f16-576": ("f16_", 576, "16, 16, 2")}
 DECODE_KERNELS_OF_TWO_HEADS = {"bf16-64": DECODE_KERNELS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
 # Decode for sm_90a, where values are channels of the keys.
-DECODE_KERNELS_SM90 = {"bf16-576": ("bf16_", 576, 512, "64, 64", 2), "f16-576": ("f16_", 576, 512, "64, 64", 2)}
+DECODE_KERNELS_SM90 = {"bf16-576": ("bf16_", 576, 512, "64, 64", 2)}
 # Decode for sm_90a, many rows.
 DECODE_ROWS_KERNELS_SM90 = {"bf16-64": ("bf16_", 64, "64, 64", 6), "f16-128": ("f16_", 128, "64, 64", 3)}
 
@@ -131,7 +128,6 @@ FORWARD_KERNELS_SM90_WITH_LONG_SUMS = {
 # The same with more than 256 channels.
 WIDE_FORWARD_KERNELS_SM90 = {
     "bf16-512": ("bf16_", 512, 512, "64, 64", 1),
-    "f16-512": ("f16_", 512, 512, "64, 64", 1),
     "f16-512-sums": ("f16_", 512, 512, "64, 64", 1, 128),
 }
 # The same for prefill, of which only the tiles of head_dim 64 differ.
@@ -144,13 +140,10 @@ PREFILL_KERNELS = FORWARD_KERNELS_SM90 | {
 # Backward for sm_90a: type, head_dim, tile, stages.
 BACKWARD_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, "64, 128", 4),
-    "f16-64": ("f16_", 64, "64, 128", 4),
     "bf16-96": ("bf16_", 96, "64, 128", 3),
     "f16-128": ("f16_", 128, "64, 128", 3),
     "bf16-192": ("bf16_", 192, "64, 64", 3),
-    "f16-192": ("f16_", 192, "64, 64", 3),
     "bf16-256": ("bf16_", 256, "64, 64", 2),
-    "f16-256": ("f16_", 256, "64, 64", 2),
 }
 # The last number: keys per sum, from which follow the query rows per launch (bf16: four times as many).
 BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
@@ -162,6 +155,5 @@ BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
 # The same with more than 256 channels.
 WIDE_BACKWARD_KERNELS_SM90 = {
     "bf16-512": ("bf16_", 512, "64, 64", 1),
-    "f16-512": ("f16_", 512, "64, 64", 1),
     "bf16-512-sums": ("bf16_", 512, "64, 64", 1, 32),
 }

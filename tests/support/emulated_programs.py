@@ -54,7 +54,8 @@ def compile_to(folder: Path, program: Program, objects: list[Path]) -> None:
     # Most of the compilation is that of the kernels, which run in little of the time (machine.h).
     optimize = "-O1" if program.instances else "-Og"
     defines = {"__CUDA_ARCH__": 900} | dict(program.defines)
-    options = [optimize, f"-D__CUDA_ARCH__={defines.pop('__CUDA_ARCH__')}"]
+    # What the processor has makes the emulated products faster. A product and a sum stay two roundings.
+    options = [optimize, "-march=native", "-ffp-contract=off", f"-D__CUDA_ARCH__={defines.pop('__CUDA_ARCH__')}"]
     # The changed headers come first, then the emulated instructions, then the library's headers.
     includes = [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
     arguments = [*options, *(f"-D{name}={value}" for name, value in defines.items()), *includes]

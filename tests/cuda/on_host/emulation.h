@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <utility>
 #include <vector>
@@ -66,9 +67,9 @@ __attribute__((noipa)) inline void start(Position& present, const ucontext_t& fi
 }
 
 struct Fiber {
-    std::vector<char> stack;
+    char* stack = nullptr;
     Position position;
-    bool started, done;
+    bool started = true, done = true;
     // A fiber that waits for a change of a word of 32 bits is not resumed before.
     const void* watched = nullptr;
     uint32_t seen = 0;
@@ -183,7 +184,7 @@ inline void resume(Fiber& fiber) {
     fiber.started = true;
     ucontext_t begin;
     getcontext(&begin);
-    begin.uc_stack.ss_sp = fiber.stack.data();
+    begin.uc_stack.ss_sp = fiber.stack;
     begin.uc_stack.ss_size = kStackBytes;
     makecontext(&begin, run_fiber, 0);
     start(machine.scheduler, begin);
@@ -250,6 +251,13 @@ inline std::vector<unsigned> order_of_blocks() {
     return order;
 }
 
+// The stack of a fiber. All launches use the same ones: allocating them takes longer than many kernels run.
+inline char* stack(size_t number) {
+    static std::vector<std::unique_ptr<char[]>> stacks;
+    while (stacks.size() <= number) stacks.emplace_back(new char[kStackBytes]);
+    return stacks[number].get();
+}
+
 inline void launch(unsigned blocks, unsigned threads, std::function<void()> kernel, unsigned resident = 1) {
     machine.kernel = std::move(kernel);
     machine.threads = threads;
@@ -257,7 +265,9 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> kern
     machine.resident.resize(min(max(blocks, 1u), resident));
     for (size_t i = 0; i < machine.resident.size(); ++i) {
         machine.resident[i].shared = shared_memory[i];
-        machine.resident[i].fibers.assign(threads, {std::vector<char>(kStackBytes), {}, true, true, nullptr, 0, false});
+        machine.resident[i].fibers.assign(threads, {});
+        for (unsigned thread = 0; thread < threads; ++thread)
+            machine.resident[i].fibers[thread].stack = stack(i * threads + thread);
     }
     const std::vector<unsigned> order = order_of_blocks();
     unsigned begun = 0;
