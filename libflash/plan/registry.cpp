@@ -50,12 +50,14 @@ public:
         add_cpu(Operation::merge, nullptr);
         add_cpu(Operation::compress, nullptr);
         add_cpu(Operation::cache_write, nullptr);
+        make_lists();
     }
     Registry(const Registry&) = delete;  // the entries point to names_
     Registry& operator=(const Registry&) = delete;
 
     int count() const { return count_; }
     const KernelEntry& operator[](int index) const { return kernels_[index]; }
+    KernelList list(Operation operation, bool on_gpu) const { return lists_[static_cast<int>(operation)][on_gpu]; }
 
 private:
     KernelEntry& add(Operation operation, const char* backend, const char* dtype) {
@@ -101,8 +103,26 @@ private:
     void add_cuda_kernels() {}
 #endif
 
+    void make_lists() {
+        const KernelEntry** next = listed_;
+        for (int operation = 0; operation < kOperations; ++operation) {
+            for (const bool on_gpu : {false, true}) {
+                KernelList& list = lists_[operation][on_gpu];
+                list = {next, 0};
+                for (int i = 0; i < count_; ++i) {
+                    const KernelEntry& kernel = kernels_[i];
+                    if (static_cast<int>(kernel.operation) != operation || (kernel.cuda != nullptr) != on_gpu) continue;
+                    *next++ = &kernel;
+                    ++list.count;
+                }
+            }
+        }
+    }
+
     int count_ = 0;
     KernelEntry kernels_[kMaxKernels] = {};
+    const KernelEntry* listed_[kMaxKernels] = {};
+    KernelList lists_[kOperations][2] = {};
     char names_[kMaxKernels][kMaxNameBytes] = {};  // of CPU kernels
 };
 
@@ -113,6 +133,7 @@ const Registry& registry() {
 
 }  // namespace
 
+KernelList kernels_of(Operation operation, bool on_gpu) { return registry().list(operation, on_gpu); }
 int kernel_count() { return registry().count(); }
 const KernelEntry& kernel_entry(int index) { return registry()[index]; }
 

@@ -17,6 +17,16 @@ struct KernelEntry {
     bool supported_by_processor;  // CPU kernels
 };
 
+// Kernels of one operation and one kind of device, in order of preference.
+struct KernelList {
+    const KernelEntry* const* first;
+    int count;
+
+    const KernelEntry* const* begin() const { return first; }
+    const KernelEntry* const* end() const { return first + count; }
+};
+
+KernelList kernels_of(Operation operation, bool on_gpu);
 int kernel_count();
 const KernelEntry& kernel_entry(int index);
 

@@ -108,20 +108,13 @@ bool is_requested(const KernelEntry& kernel, const Request& request) {
     return kernel.cuda && std::strcmp(kernel.info.backend, "any") == 0 && std::strcmp(request.backend, "cpu") != 0;
 }
 
-// Whether the error text should name this kernel: it has the operation, the kind of device and the requested backend.
-bool could_be_requested(const KernelEntry& kernel, const KernelQuery& query) {
-    if (kernel.operation != query.operation || (kernel.cuda != nullptr) != query.device.is_cuda()) return false;
+// The kernels of the operation, the kind of device and the requested backend.
+std::string names_of_kernels(const KernelQuery& query) {
     Request any_name = *query.request;
     any_name.kernel = nullptr;
-    return is_requested(kernel, any_name);
-}
-
-std::string names_of_kernels(const KernelQuery& query) {
     std::string names;
-    for (int i = 0; i < kernel_count(); ++i) {
-        const KernelEntry& kernel = kernel_entry(i);
-        if (could_be_requested(kernel, query)) names += (names.empty() ? "" : ", ") + std::string(kernel.info.name);
-    }
+    for (const KernelEntry* kernel : kernels_of(query.operation, query.device.is_cuda()))
+        if (is_requested(*kernel, any_name)) names += (names.empty() ? "" : ", ") + std::string(kernel->info.name);
     return names.empty() ? "none" : names;
 }
 
@@ -195,25 +188,21 @@ void add_reason(std::vector<KernelReason>& reasons, const std::string& text, con
 }
 
 const KernelEntry* find_kernel(const KernelQuery& query) {
-    for (int i = 0; i < kernel_count(); ++i) {
-        if (accepts(kernel_entry(i), query, nullptr)) return &kernel_entry(i);
-    }
+    for (const KernelEntry* kernel : kernels_of(query.operation, query.device.is_cuda()))
+        if (accepts(*kernel, query, nullptr)) return kernel;
     return nullptr;
 }
 
 namespace {
 
-// The reason of each requested kernel of the operation.
-// `other_devices`: include kernels for another kind of device; their reason is of interest only if there are no others.
-std::string reasons_of(const KernelQuery& query, bool other_devices) {
+// The reason of each requested kernel of the operation for GPUs or for the CPU.
+std::string reasons_of(const KernelQuery& query, bool on_gpu) {
     std::vector<KernelReason> reasons;
-    for (int i = 0; i < kernel_count(); ++i) {
-        const KernelEntry& kernel = kernel_entry(i);
-        if (kernel.operation != query.operation || !is_requested(kernel, *query.request)) continue;
-        if ((kernel.cuda != nullptr) != query.device.is_cuda() && !other_devices) continue;
+    for (const KernelEntry* kernel : kernels_of(query.operation, on_gpu)) {
+        if (!is_requested(*kernel, *query.request)) continue;
         std::string why;
-        accepts(kernel, query, &why);
-        add_reason(reasons, why, kernel);
+        accepts(*kernel, query, &why);
+        add_reason(reasons, why, *kernel);
     }
     std::string text;
     for (const KernelReason& reason : reasons) text += (text.empty() ? "" : "; ") + reason.text + " [" + reason.names + "]";
@@ -224,11 +213,7 @@ bool is_tangent(Operation operation) {
     return operation == Operation::forward_tangent || operation == Operation::backward_tangent;
 }
 
-bool any_cuda_kernel(Operation operation) {
-    for (int i = 0; i < kernel_count(); ++i)
-        if (kernel_entry(i).cuda && kernel_entry(i).operation == operation) return true;
-    return false;
-}
+bool any_cuda_kernel(Operation operation) { return kernels_of(operation, true).count > 0; }
 
 }  // namespace
 
@@ -237,8 +222,9 @@ std::string why_no_kernel(const KernelQuery& query) {
         return text_of("operation: runs on the CPU only in this build (", operation_name(query.operation), " of tensors on ",
                        query.device, ")");
     }
-    for (const bool other_devices : {false, true}) {
-        const std::string text = reasons_of(query, other_devices);
+    // The reasons of kernels for the other kind of device are of interest only if there are no others.
+    for (const bool on_gpu : {query.device.is_cuda(), !query.device.is_cuda()}) {
+        const std::string text = reasons_of(query, on_gpu);
         if (!text.empty()) return text;
     }
     return why_none_requested(query);

@@ -19,6 +19,7 @@ enum class Operation : int32_t {
     prefill,
     decode_prefix
 };
+constexpr int kOperations = static_cast<int>(Operation::decode_prefix) + 1;
 
 constexpr const char* operation_name(Operation operation) {
     switch (operation) {
