@@ -96,8 +96,7 @@ private:
 
     // Computes work tiles until a work tile has no key tiles for this group. A step issues the scores of a tile and P V of the
     // previous tile, even if the two tiles belong to different work tiles. The rows of a work tile are written while the scores
-    // of the second tile
-    // after its last tile are computed.
+    // of the second tile after its last tile are computed.
     __device__ __forceinline__ void compute_work_tiles(State& c) const {
         c.softmax.clear();
         if constexpr (kSeparateFirstTile) {

@@ -12,11 +12,11 @@ namespace libflash::cuda {
 
 // What each instance supports.
 //   plain       no rare options; the host knows the lengths
-//   dynamic     the same with lengths on the device: dynamic tile scheduler (sm90/sequence_order.cuh)
-// block_mask like dynamic, with block masks and long sums
-// general like block_mask, with softcap, ALiBi, bias, mask, dropout, and scales that are not positive
+//   dynamic     like plain, with lengths on the device: dynamic tile scheduler (sm90/sequence_order.cuh)
+//   block_mask  like dynamic, with block masks and long sums
+//   general     like block_mask, with softcap, ALiBi, bias, mask, dropout, and scales that are not positive
 //   cache       like dynamic, with keys and values in a cache (prefill.cuh)
-//   invariant   the same for invariant rows: the bits of sm80/decode_invariant.cuh
+//   invariant   like cache, for invariant rows: the bits of sm80/decode_invariant.cuh
 // With statistics of rows (forward_statistics.cuh):
 //   statistics  like block_mask
 //   maxima      like plain, without the entropy

@@ -3,9 +3,10 @@
 // warpgroup
 //
 //   computes S = Q K^T,
-// adds P V of the previous tile, whose P the other warpgroup has written to shared memory, while it computes P from S
-// and writes P to shared memory,
-//   adds its own P V.
+//   adds P V of the previous tile, whose P the other warpgroup has written to shared memory, while it computes P from S
+//   and writes P to shared memory,
+//   adds P V of its own tile.
+//
 // While a warpgroup waits or computes P, the tensor cores work for the other one. Both process the tiles in the same order, so
 // that they have the same kept maxima.
 #pragma once
