@@ -1,4 +1,4 @@
-// Decode for sm_90a: the keys that sequences of a group share. The attention kernel of sm80 continues from the sums. This kernel
+// Decode for sm_90a: the keys that sequences of a group share. The decode kernel of sm80 continues from the sums. This kernel
 // replaces sm80/decode_prefix.cuh, with the same rows, keys and bits, but uses wgmma.
 //
 // A thread block has 64 or 128 rows of whole sequences and one class of the keys of a split: a consumer warpgroup for each 64

@@ -82,8 +82,8 @@ struct OnlineSoftmax : std::conditional_t<kKind == RowStatisticsKind::none, NoRo
     __device__ __forceinline__ float largest_score(int r) const { return kept_maximum[r] + this->log2_of_largest(r); }
 
 private:
-    // A NaN leaves the kept maximum of its row unchanged and does not set needs_maximum: it must not change
-    // how other rows are computed.
+    // A NaN leaves the kept maximum of its row unchanged and does not set needs_maximum, so that it does not change how other
+    // rows are computed.
     __device__ __forceinline__ void raise_to_maximum(const float (&s)[kScores], float scale, float (&factor)[2]) {
         bool no_score = false;
 #pragma unroll
