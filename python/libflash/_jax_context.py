@@ -65,14 +65,14 @@ def context_parallel_attention(
     Parameters
     ----------
     q, k, v : (batch, tokens, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim): this device's tokens. Before
-    shard_map, `shard` puts the tokens of the whole sequence in the order of the shards.
+        shard_map, `shard` puts the tokens of the whole sequence in the order of the shards.
     axis_name : the mesh axis; or two, (heads, ring), for arrays whose tokens are sharded by PartitionSpec((ring, heads))
     scheme : "ring" (keys are sent during the computation), "halo" (a ring for windows: only neighbours send), "all_gather" (the
         keys of all devices in one call), "heads" (all tokens, a share of the heads: all-to-all), "heads_ring" (two axes), or
         "auto": see explain_context_parallel
     order : "zigzag" or "contiguous": which tokens a device has; see `shard`
     cu_seqlens : (documents + 1,) integers known while JAX traces: the prefix sums of the documents' lengths, over the tokens of
-    all devices
+        all devices
     alibi_slopes, learnable_sink : of all query heads, the same on every device
     seed : required with dropout_p, and the same on all devices: the mask is the same as on one device
     deterministic : the gradients have the same bits in every run. On the CPU they always do.
