@@ -142,7 +142,8 @@ struct ForwardStatisticsParams : ForwardParams {
     int64_t head_maxima_stride;
 };
 
-// The softmax statistics of a query row that the backward kernels read; {+infinity, 0} for a row without gradients.
+// The softmax statistics of a query row that the backward kernels read; {+infinity, 0} for a row that is not in use or sees no
+// key.
 struct SoftmaxStatistics {
     float lse_log2;  // LSE in base-2 units, minus exponent_shift(); +infinity: the row sees no key
     float delta;     // dout . out - dlse

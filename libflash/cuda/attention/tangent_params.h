@@ -28,7 +28,8 @@ struct ForwardTangentParams {
     DoubleParams in_double;
 };
 
-// The statistics of a query row that the backward_tangent kernels read; {+infinity, 0, 0, 0} for a row without gradients.
+// The statistics of a query row that the backward_tangent kernels read; {+infinity, 0, 0, 0} for a row that is not in use or sees
+// no key.
 struct TangentStatistics {
     float lse_log2;  // LSE in base-2 units, minus exponent_shift()
     float delta;     // dout . out - dlse
