@@ -1,21 +1,21 @@
-// What runs before the CUDA kernels of tangents: forward, because they start from out and LSE, unless FLASH_FLAG_FROM_LSE gives
-// these or the kernel computes them too (cuda/tangent_instance.h); backward, where a call of backward_tangent wants the gradients
-// too.
+// The calls that run before the CUDA kernels of tangents. forward: the kernels start from out and LSE, unless the caller passes
+// these (FLASH_FLAG_FROM_LSE) or the kernel computes them (cuda/tangent_instance.h). backward: if the caller of backward_tangent
+// also requests the gradients.
 #pragma once
 
 #include "problem/build.h"
 
 namespace libflash {
 
-// Whether the LSE of that forward call needs memory: the caller does not want it.
+// Whether the LSE of the forward call needs workspace, because the caller has not requested it.
 inline bool needs_lse(const TangentProblem& problem) { return !problem.backward && !problem.from_lse && !problem.lse.present; }
 
 size_t lse_bytes(const TangentProblem& problem);
 
-// The problem with `lse` as its LSE.
+// A copy of the problem with `lse` as its LSE.
 TangentProblem with_lse(TangentProblem problem, void* lse);
 
-// The call of forward or backward with the problem's arguments. It chooses its own kernel, of the requested backend.
+// The problem of the forward or backward call. Its kernel is chosen independently, from the requested backend.
 AttentionProblem primal_before(const TangentProblem& problem);
 
 }  // namespace libflash

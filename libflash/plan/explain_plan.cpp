@@ -24,12 +24,12 @@ void cpu_lines(std::string& text, const cpu::Plan& plan) {
     if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys, each with its own dQ accumulator");
 }
 
-// The launches of a plan, a line each. Only the first line has the label; a kernel that is not launched (0 blocks) has no line.
+// The launches of a plan, one line each. Only the first line has the label; a kernel that is not launched (0 blocks) has no line.
 struct LaunchLines {
     std::string& text;
     const char* label = "launch";
 
-    // `more`: how the launch is divided.
+    // `more`: text about how the launch is divided.
     void add(const char* what, const LaunchShape& shape, const std::string& more = "") {
         if (shape.blocks == 0) return;
         const std::string shared =
@@ -106,7 +106,7 @@ void cuda_lines(std::string& text, const TangentPlan& plan) {
     }
 }
 
-// Of the instance that shares its rule with the prefill kernel.
+// For the instance that shares its rule for the bits with the prefill kernel.
 void invariant_line(std::string& text, const cuda::DecodePlan& plan) {
     if (!plan.invariant) return;
     const std::string growth = plan.longer_from == 0 ? "" : text_of(", from ", plan.longer_from, " on longer ones");
@@ -135,7 +135,7 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     launches.add("attention", prefill.attention);
 }
 
-// `of_cuda`: the part of the plan for CUDA.
+// `of_cuda`: the CUDA part of the plan.
 template <class Plan, class CudaPlan>
 void all_lines(std::string& text, const Plan& plan, const CudaPlan& of_cuda) {
     line(text, "kernel", plan.kernel->info.name, ", backend ", plan.kernel->info.backend);

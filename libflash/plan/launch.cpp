@@ -1,4 +1,4 @@
-// Passes a plan to its backend, which runs it and decides nothing.
+// Passes a plan to its backend, which executes it without further decisions.
 #include "build_info.h"
 #include "plan/before_tangent.h"
 #include "plan/plan.h"

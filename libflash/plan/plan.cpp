@@ -11,14 +11,14 @@ namespace {
 
 const cuda::DeviceProperties& device_of(const Device& device) { return cuda::device_properties(device.id); }
 
-// Without the multiprocessors that the call leaves to others.
+// The device, less the multiprocessors that the call leaves to other kernels (sm_margin).
 cuda::DeviceProperties device_of(const AttentionProblem& problem) {
     cuda::DeviceProperties device = device_of(problem.device);
     device.multiprocessors = std::max(1, device.multiprocessors - problem.request.sm_margin);
     return device;
 }
 
-// Who takes the long chunks of a decode call on a GPU.
+// The kernel for the long chunks of a decode call on a GPU.
 cuda::DecodePrefill prefill_of(const DecodeProblem& problem) {
     const KernelEntry* entry = find_kernel(prefill_query(problem));
     if (!entry) return {};
@@ -27,7 +27,7 @@ cuda::DecodePrefill prefill_of(const DecodeProblem& problem) {
     return {entry->info.name, entry->cuda->prefill, plan};
 }
 
-// Gives the keys that sequences share to a kernel of their own, if there is one: with the same bits.
+// Selects the separate kernel for shared keys, if there is one. It gives the same bits.
 void take_prefix_kernel(cuda::DecodePlan& plan, const DecodeProblem& problem, const cuda::Kernel& kernel) {
     if (plan.prefix.blocks == 0) return;
     const KernelEntry* entry = find_kernel(prefix_query(problem));
@@ -130,7 +130,8 @@ DecodePlan plan_decode(const DecodeProblem& problem) { return plan_decode(proble
 
 TangentPlan plan_tangent(const TangentProblem& problem) { return plan_tangent(problem, choose_kernel(kernel_query(problem))); }
 
-// An operation with kernels for the CPU and for every GPU, whose CPU kernel needs no plan. make_plan: of the architecture.
+// Plans an operation with kernels for the CPU and for every GPU, whose CPU kernel needs no plan. make_plan: a member of the
+// architecture.
 template <class Plan, class Problem, class MakePlan>
 Plan plan_for_any_gpu(const Problem& problem, MakePlan cuda::Architecture::* make_plan) {
     Plan plan;

@@ -26,16 +26,16 @@ using CacheWritePlan = PlanOf<cuda::CacheWritePlan>;  // no workspace
 struct TangentPlan {
     const KernelEntry* kernel = nullptr;
     cpu::Plan cpu;
-    // CUDA: the plan of the operation. What runs before has no kernel if it is not needed.
+    // CUDA: the plan of the operation. `forward` and `backward` have no kernel if they are not needed.
     cuda::ForwardTangentPlan forward_tangent;
     cuda::BackwardTangentPlan backward_tangent;
-    ForwardPlan forward;    // out and LSE are not given
-    BackwardPlan backward;  // gradients are wanted too
+    ForwardPlan forward;    // if out and LSE are not given
+    BackwardPlan backward;  // if gradients are requested
     Workspace workspace;    // "forward", "lse"; "backward", "tangent"
     size_t workspace_bytes = 0;
 };
 
-// The plan with the first kernel that accepts the problem. Throw Error if none does.
+// The plan with the first kernel that accepts the problem. These functions throw Error if none does.
 ForwardPlan plan_forward(const AttentionProblem& problem);
 BackwardPlan plan_backward(const AttentionProblem& problem);
 DecodePlan plan_decode(const DecodeProblem& problem);

@@ -13,7 +13,7 @@ namespace {
 constexpr int kMaxKernels = 256;
 constexpr int kMaxNameBytes = 48;
 
-// The kernels of an instruction set may lack an operation.
+// Whether the kernels of an instruction set include the operation.
 bool has_operation(const cpu::Kernels& kernels, Operation operation) {
     switch (operation) {
         case Operation::forward: return kernels.forward != nullptr;

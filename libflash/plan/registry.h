@@ -33,7 +33,8 @@ const KernelEntry& kernel_entry(int index);
 // Whether the build has code of this kernel for a GPU of architecture `arch` (90 for compute capability 9.0).
 bool has_code(const KernelEntry& kernel, int arch);
 
-// Whether this machine can run the kernel. If not, `why_not` gets the reason, valid as long as the library is loaded; else "".
+// Whether this machine can run the kernel. If not, `why_not` is set to the reason, which is valid as long as the library is
+// loaded; otherwise to "".
 bool usable_here(const KernelEntry& kernel, const char** why_not);
 
 }  // namespace libflash

@@ -8,7 +8,7 @@ namespace libflash {
 
 namespace {
 
-// Keys with rope parts are rotated before the call.
+// Whether the call requests a rotation although it has k_rope_cache, whose keys are rotated before the call.
 bool rotates_beside_rope(const KernelQuery& query) {
     const auto both = [](const auto* problem) { return problem && problem->cache.k_rope.present && problem->rotary_cos.present; };
     return both(query.decode) || both(query.cache_write);
@@ -28,12 +28,12 @@ bool accepts_cpu(const KernelEntry& kernel, const KernelQuery& query, std::strin
     return kernel.supported_by_processor || reject(why, "kernel: this processor lacks the instructions");
 }
 
-// Packed rows are compared when the lengths are read.
+// Whether there are fewer new rows than query rows. Packed rows are compared when the lengths are read.
 bool appends_less_than_it_asks(const DecodeProblem& problem) {
     return !problem.packed() && problem.seqlen_new < problem.seqlen_q;
 }
 
-// What no kernel supports yet.
+// Combinations of options that no kernel supports.
 bool supports_combination(const DecodeProblem& problem, std::string* why) {
     if (problem.tree.data && !problem.positions && problem.window.bounded())
         return reject(why, "tree_mask: needs q_positions where a window is given (there are none)");
@@ -49,7 +49,7 @@ bool any_double(const MergeProblem& problem) {
     return found;
 }
 
-// Whether a CUDA kernel of the operation may take float64.
+// Whether CUDA kernels of the operation may support float64.
 bool has_double_on_cuda(Operation operation) {
     return operation == Operation::forward || operation == Operation::backward || operation == Operation::forward_tangent ||
            operation == Operation::backward_tangent;
@@ -66,7 +66,7 @@ DType dtype_of(cuda::KernelType type) {
     }
 }
 
-// A kernel with a head_dim in kernels.table takes one dtype and head dimensions up to its own; the others take all.
+// A kernel with a head_dim in kernels.table supports one dtype and head dims up to this head_dim; the other kernels support all.
 bool accepts_dtype_and_head_dims(const KernelEntry& kernel, const KernelQuery& query, std::string* why) {
     const flash_kernel_info_t& info = kernel.info;
     if (info.head_dim == 0) return true;
@@ -222,7 +222,7 @@ std::string why_no_kernel(const KernelQuery& query) {
         return text_of("operation: runs on the CPU only in this build (", operation_name(query.operation), " of tensors on ",
                        query.device, ")");
     }
-    // The reasons of kernels for the other kind of device are of interest only if there are no others.
+    // The reasons of kernels for the other kind of device matter only if there are no others.
     for (const bool on_gpu : {query.device.is_cuda(), !query.device.is_cuda()}) {
         const std::string text = reasons_of(query, on_gpu);
         if (!text.empty()) return text;

@@ -42,8 +42,8 @@ struct KernelReason {
 };
 void add_reason(std::vector<KernelReason>& reasons, const std::string& text, const KernelEntry& kernel);
 
-const KernelEntry* find_kernel(const KernelQuery& query);    // nullptr if none accepts
+const KernelEntry* find_kernel(const KernelQuery& query);    // nullptr if no kernel accepts the problem
 const KernelEntry& choose_kernel(const KernelQuery& query);  // throws Error: UNSUPPORTED, NO_DEVICE, INVALID
-std::string why_no_kernel(const KernelQuery& query);         // if none accepts
+std::string why_no_kernel(const KernelQuery& query);         // if no kernel accepts it
 
 }  // namespace libflash

@@ -3,7 +3,7 @@
     out = libflash.attention(q, k, v, causal=True)
 
 q, k, v are (batch, seqlen, heads, head_dim) arrays of NumPy (1.26 or later), PyTorch, CuPy, JAX or any library with DLPack; out
-is one of the same library. Arrays are not copied, and libflash imports no library but the one that the arrays come from.
+is one of the same library. Arrays are not copied, and libflash imports only the library that the arrays come from.
 
 Adapters, each imported on its own: libflash.torch (autograd, torch.compile), libflash.jax (jit, grad, vmap), libflash.flash_attn
 (the functions of the flash-attn package).

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def package_folder() -> pathlib.Path:
-    """Where the installed files are; in an editable install that is not where this source file is."""
+    """The folder of the installed files. In an editable install it is not the folder of this source file."""
     return pathlib.Path(str(importlib.resources.files("libflash").joinpath("lib"))).parent
 
 
@@ -37,7 +37,7 @@ def print_info() -> int:
 
     found = libflash.info()
     print(f"libflash {found['version']}")
-    built_with_cuda = found["build"]["cuda architectures"] != ""  # else the line `cuda` below says why not
+    built_with_cuda = found["build"]["cuda architectures"] != ""  # else the line `cuda` below gives the reason
     for key, value in found["build"].items():
         if key != "version" and (built_with_cuda or not key.startswith("cuda")):
             print(f"  {'cuda compiler' if key == 'cuda' else key}: {value}")
@@ -54,12 +54,12 @@ def print_info() -> int:
 
 
 def is_source_tree(folder: pathlib.Path) -> bool:
-    """Another project may have a tests/benchmark too."""
+    """Whether the folder is libflash's source tree: another project may have a tests/benchmark, too."""
     return (folder / "include" / "libflash.h").is_file() and (folder / "tests" / "benchmark").is_dir()
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Run a program of tests/benchmark, which exists in libflash's source tree only."""
+    """Run a program of tests/benchmark, which exists only in libflash's source tree."""
     here = pathlib.Path.cwd()
     root = next(filter(is_source_tree, (here, *here.parents, pathlib.Path(__file__).parents[2])), None)
     if root is None:

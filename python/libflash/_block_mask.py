@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # known to type checkers; importing typing would be half of the time that `import libflash` takes
+TYPE_CHECKING = False  # known to type checkers; importing typing would take half of the time of `import libflash`
 if TYPE_CHECKING:
     from typing import Any
 
@@ -10,7 +10,7 @@ __all__ = ["BlockMask"]
 
 
 class BlockMask:
-    """The 128 x 128 blocks of the scores that are kept, as lists: `compress_block_mask` makes it and `block_mask=` accepts it.
+    """Lists of the 128 x 128 blocks of the scores that are kept. `compress_block_mask` makes it, `block_mask=` accepts it.
 
     Compress a mask once for many calls: a call with the dense bool array compresses it each time.
 

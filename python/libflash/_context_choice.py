@@ -1,11 +1,12 @@
 """The choice of a scheme: bytes that a rank sends against the time of its computation.
 
-ring: the keys of a step travel during its computation. They are hidden if a rank has at least `HIDDEN_TOKENS * heads_k / heads_q`
-tokens: a step computes 2 n^2 heads_q (D + Dv) operations with half the keys visible and moves n heads_k (D + Dv) elements, at
-700 TFLOP/s and 360 GB/s, the rates of a Hopper GPU on NVLink. heads: what is sent is never hidden, but is less, and a rank makes
-one call for all keys. On four H200s with NVLink and 64k to 1M tokens forward and backward together took 1 to 9 % less time than
-by a ring of messages, forward between 9 % less and 3 % more. On four H100s whose ring goes through symmetric memory, with 64k to
-256k tokens, both together took 0 to 4 % less time than by the ring, forward 1 to 12 % more. On two the ring is as fast or faster.
+ring: the keys of the next step are sent during the computation of a step. The transfer is hidden if a rank has at least
+`HIDDEN_TOKENS * heads_k / heads_q` tokens: a step computes 2 n^2 heads_q (D + Dv) operations with half the keys visible and moves
+n heads_k (D + Dv) elements, at 700 TFLOP/s and 360 GB/s, the rates of a Hopper GPU on NVLink. heads: transfers are never hidden,
+but fewer bytes are sent, and a rank makes one call for all keys. On four H200s with NVLink and 64k to 1M tokens, forward and
+backward together took 1 to 9 % less time than with a ring of messages, forward between 9 % less and 3 % more. On four H100s whose
+ring uses symmetric memory, with 64k to 256k tokens, both together took 0 to 4 % less time than with the ring, forward 1 to 12 %
+more. On two GPUs the ring is as fast or faster.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HEADS_FROM, MOST_OF_A_HOST = 4, 8  # ranks: "heads" where the ring makes many ca
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one rank: tokens, heads, channels of K and V together, bytes of an element. `mesh`: the ranks of each dimension."""
+    """Of one rank: tokens, heads, channels of K and V together, bytes per element. `mesh`: the ranks of each dimension."""
 
     tokens: int
     heads_q: int
@@ -46,7 +47,7 @@ def check_scheme(scheme: str, sizes: Sizes, order: str, window: tuple[int, int])
 
 def key_heads_repeated(heads_q: int, heads_k: int, ranks: int, scheme: str = "heads") -> int:
     """How often each key head is repeated so that every rank gets the key heads of its query heads. Refuses other numbers.
-    `scheme` is the caller's; "auto" shares heads without being asked to on a mesh of two dimensions only."""
+    `scheme` is the caller's; with "auto", heads are shared only on a mesh of two dimensions."""
     needing = f"scheme {scheme!r}" if scheme != "auto" else "a mesh of two dimensions, (heads, ring),"
     if heads_q % ranks != 0:
         raise InvalidError(f"q has {heads_q} heads; {needing} needs a multiple of the {ranks} ranks that share them")
@@ -64,7 +65,7 @@ def can_share_heads(sizes: Sizes) -> bool:
 
 
 def choose(sizes: Sizes, order: str, window: tuple[int, int], copied_forward: bool = False) -> tuple[str, str]:
-    """A scheme for 'auto', and why. copied_forward: without gradients, and GPUs may copy the keys of a ring from each other."""
+    """The scheme for 'auto', and the reason. copied_forward: no gradients, and GPUs may copy the keys of a ring directly."""
     if len(sizes.mesh) == 2:
         return "heads_ring", "the mesh has two dimensions: heads within the first, a ring along the second"
     ranks = sizes.mesh[0]
@@ -84,7 +85,7 @@ def choose(sizes: Sizes, order: str, window: tuple[int, int], copied_forward: bo
 
 
 def bytes_sent(scheme: str, s: Sizes) -> int:
-    """By one rank in a forward call; a ring that skips invisible keys sends less."""
+    """Bytes that one rank sends in a forward call. A ring that skips invisible keys sends less."""
     rows = s.batch * s.tokens
     keys = rows * s.heads_k * s.channels_k * s.element
     if scheme in ("ring", "all_gather"):
@@ -98,7 +99,7 @@ def bytes_sent(scheme: str, s: Sizes) -> int:
 
 
 def explanation(chosen: str, why: str, sizes: Sizes, order: str, transport: tuple[str, str] | None = None) -> str:
-    """`transport`: of keys, and why, if they travel."""
+    """The text of the choice. `transport`: the transport of keys and the reason, if keys are sent."""
     lines = [f"scheme     {chosen}: {why}", f"ranks      {' x '.join(map(str, sizes.mesh))}, order {order}"]
     lines.append(f"rank       {sizes.tokens} tokens, {sizes.heads_q} query heads, {sizes.heads_k} key heads")
     options = ("heads_ring",) if len(sizes.mesh) == 2 else ("ring", "all_gather", "heads")

@@ -1,7 +1,7 @@
-"""Which tokens each rank of a context-parallel group has, and where they stand.
+"""Which tokens each rank of a context-parallel group has, and their positions.
 
-`contiguous`: rank r has the r-th of as many equal chunks as there are ranks. `zigzag`: of twice as many chunks rank r has chunk r
-and chunk r from the end, so that with a causal rule all ranks have the same work.
+`contiguous`: the tokens are divided into one chunk per rank; rank r has chunk r. `zigzag`: the tokens are divided into two chunks
+per rank; rank r has chunk r and the r-th chunk from the end, so that all ranks have the same work under a causal mask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def chunks_of(order: str, rank: int, ranks: int) -> tuple[int, ...]:
 
 @cache
 def chunks_by_position(order: str, members: tuple[int, ...], ranks: int) -> tuple[tuple[int, int], ...]:
-    """The chunks of some ranks, in the order of their tokens: (index in `members`, which of that rank's chunks)."""
+    """The chunks of the ranks `members`, in the order of their tokens: (index in `members`, which of that rank's chunks)."""
     numbered = [(c, (m, n)) for m, rank in enumerate(members) for n, c in enumerate(chunks_of(order, rank, ranks))]
     return tuple(chunk for _, chunk in sorted(numbered))
 
@@ -74,7 +74,7 @@ class Layout:
         return _local_tokens(self, ranks)
 
     def sees(self, rows: tuple[int, ...], columns: tuple[int, ...], window: tuple[int, int]) -> bool:
-        """Whether a token of the ranks `rows` sees one of the ranks `columns`. window: keys to the left and right; -1: all."""
+        """Whether a token of the ranks `rows` sees a token of the ranks `columns`. window: keys left and right; -1: all."""
         return _sees(self, rows, columns, window)
 
 
@@ -97,7 +97,7 @@ def _sees(layout: Layout, rows: tuple[int, ...], columns: tuple[int, ...], windo
         column = others.positions[column_ends[d] : column_ends[d + 1]].astype(np.int64)
         if len(row) == 0 or len(column) == 0:
             continue
-        first = np.searchsorted(column, row - left)  # of the keys at or after the left end of each row's window
+        first = np.searchsorted(column, row - left)  # the first key at or after the left end of each row's window
         if ((first < len(column)) & (column[np.minimum(first, len(column) - 1)] <= row + right)).any():
             return True
     return False
@@ -122,7 +122,7 @@ def take_shard(x: Any, dim: int, order: str, rank: int, ranks: int) -> Any:
 
 
 def join_shards(shards: list[Any], dim: int, order: str) -> Any:
-    """The inverse: all tokens from the shards of all ranks."""
+    """The inverse of take_shard: all tokens, from the shards of all ranks."""
     check_order(order)
     ranks = len(shards)
     pieces: dict[int, Any] = {}

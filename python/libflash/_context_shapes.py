@@ -19,7 +19,7 @@ REASONS |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_
 
 
 def refuse_others(others: dict[str, Any]) -> None:
-    """Arguments that context_parallel_attention does not have; None stands for an option that is not given."""
+    """Refuse arguments that context_parallel_attention does not support. None means that an option is not given."""
     for name, value in others.items():
         if value is None:
             continue
@@ -45,14 +45,14 @@ def check_shapes(q: Any, k: Any, v: Any, *, packed: bool) -> None:
 
 
 def sizes_of(q: Any, k: Any, v: Any, mesh: tuple[int, ...]) -> Sizes:
-    """Of one rank; `mesh`: the ranks of each dimension."""
+    """The sizes of one rank; `mesh`: the ranks of each dimension."""
     channels_q, channels_k = q.shape[-1] + v.shape[-1], k.shape[-1] + v.shape[-1]
     batch = q.shape[0] if q.ndim == 4 else 1
     return Sizes(q.shape[-3], q.shape[-2], k.shape[-2], channels_q, channels_k, q.dtype.itemsize, mesh, batch)
 
 
 def check_tokens(sizes: Sizes, order: str, cu_seqlens: tuple[int, ...] | None) -> None:
-    """That the tokens of all ranks together can be divided, and are those of the documents."""
+    """Check that the tokens of all ranks together can be divided, and that the documents have the same number of tokens."""
     ranks = math.prod(sizes.mesh)
     tokens = sizes.tokens * ranks
     layouts.check_tokens(tokens, order, ranks)

@@ -1,4 +1,4 @@
-"""The exceptions of libflash: one for each status of the C library, each also the built-in exception that fits."""
+"""The exceptions of libflash: one for each status of the C library. Each is also a subclass of a built-in exception."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class InternalError(Error, RuntimeError):
 
 
 class CancelledError(Error, RuntimeError):
-    """A call on the CPU was ended before it was done; its outputs are undefined.
+    """A call on the CPU was cancelled before it was complete; its outputs are undefined.
 
-    Python callers do not see it: when a signal handler ends a call (Ctrl-C), the handler's exception is raised instead.
+    Python callers do not see this exception: when a signal handler cancels a call (Ctrl-C), the handler's exception is raised.
     """
 
     status = 9
@@ -98,7 +98,7 @@ class CancelledError(Error, RuntimeError):
 _BY_STATUS: dict[int, type[Error]] = {cls.status: cls for cls in Error.__subclasses__()}
 
 
-# What the C library's texts call otherwise: fields, flags and the value of an argument that is not given.
+# Names that differ between the C library's error texts and Python: fields, flags and the value of an argument that is not given.
 _PYTHON_NAMES = {
     "k_new": "k",
     "v_new": "v",
@@ -122,7 +122,7 @@ _RENAMED = re.compile(rf"\b(?:{'|'.join(map(re.escape, _PYTHON_NAMES))})(?!\w)")
 
 
 def python_names(text: str) -> str:
-    """A text of the C library with Python's names of arguments."""
+    """An error text of the C library, with Python's names of arguments."""
     return _RENAMED.sub(lambda found: _PYTHON_NAMES[found[0]], text)
 
 

@@ -1,4 +1,4 @@
-"""Pages in flash_attn_varlen_func where decode does not take the call: with gradients, dropout_p or seqused_q."""
+"""Pages in flash_attn_varlen_func for calls that decode does not support: with gradients, dropout_p or seqused_q."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def gather_pages(
     from . import _torch_ops as ops
     from ._torch_options import require_tensors
 
-    longest = lengths["max_seqlen_k"] or None  # 0: not known, as None
+    longest = lengths["max_seqlen_k"] or None  # 0 means unknown, as None does
     name = "cu_seqlens_k" if lengths.get("seqused_k") is None else "seqused_k"
     require_tensors(k=k, v=v, block_table=block_table, cu_seqlens_q=lengths["cu_seqlens_q"], **{name: lengths[name]})
     seqused_k = used_keys(lengths["cu_seqlens_k"], lengths.get("seqused_k"))
     check_table(block_table, k, seqused_k, len(lengths["cu_seqlens_q"]) - 1, name)
     if longest is not None:
         block_table = block_table[:, : -(-longest // k.shape[1])]
-    pages = block_table.long().clamp(0, k.shape[0] - 1)  # entries past a sequence's last page may hold anything
+    pages = block_table.long().clamp(0, k.shape[0] - 1)  # entries past a sequence's last page may have any value
     if not q.is_cuda and ops.eager(seqused_k, block_table):
         check_gathered(seqused_k, block_table, k, longest, name)
     k, v = (x[pages].flatten(1, 2) for x in (k, v))
@@ -48,7 +48,7 @@ def check_table(block_table: Array, k: Array, used: Array, batch: int, name: str
 
 
 def check_gathered(used: Array, block_table: Array, k: Array, longest: int | None, name: str) -> None:
-    """Host tensors: keys that max_seqlen_k or the table leave out, or whose page does not exist, would be wrong ones silently."""
+    """Host tensors: refuse keys that max_seqlen_k or the table leave out, or whose page does not exist."""
     (num_pages, page_size), columns = k.shape[:2], block_table.shape[1]
     most = int(used.max()) if used.numel() else 0
     if longest is not None and most > longest:

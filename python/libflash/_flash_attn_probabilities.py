@@ -1,7 +1,7 @@
 """S_dmask, which flash-attn's functions return on request: the probabilities, negative where dropout dropped them. For tests
 only.
 
-The library does not store this matrix. It is computed with attention itself: with one-hot values, out holds probabilities.
+The library does not store this matrix. It is computed by attention itself: with one-hot values, out holds probabilities.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from .torch import attention
 
 Tensor = torch.Tensor
-CHUNK = 256  # keys at a time: the largest head_dim_v everywhere
+CHUNK = 256  # keys at a time: the largest head_dim_v that every backend supports
 ROUNDING = 128
 
 
@@ -23,7 +23,7 @@ def random_state() -> Tensor:
 
 
 def positions(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """The sequence of each packed row, and its position in it. Rows past the last sequence count as part of it."""
+    """The sequence of each packed row, and the row's position in it. Later rows count as part of the last sequence."""
     rows = torch.arange(total, device=cu_seqlens.device)
     sequence = torch.searchsorted(cu_seqlens[1:-1].long().contiguous(), rows, right=True)
     return sequence, rows - cu_seqlens.long()[sequence]

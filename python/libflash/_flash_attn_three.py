@@ -1,7 +1,7 @@
 """Arguments that flash-attn 3 added to the functions of flash-attn 2: handled, without effect on the result, or refused by name.
 
 num_splits, seqused_q, seqused_k, k_descale, v_descale, page_table and s_aux have counterparts. scheduler_metadata, pack_gqa and
-sm_margin are about the speed of flash-attn's own kernels: they are checked and change nothing.
+sm_margin only affect the speed of flash-attn's own kernels: they are checked and change nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ._errors import Error, InvalidError, UnsupportedError
 
 Array = Any
 
-# What arguments of libflash.decode are called in the functions of flash-attn.
+# The names of libflash.decode's arguments in the functions of flash-attn.
 NAMES = {"k_scale": "k_descale", "v_scale": "v_descale", "cu_seqlens_new": "cu_seqlens_k_new"}
 NAMES_WITH_QV = {"k_cache": "v_cache", "k_rope_cache": "k_cache", "k_scale": "v_descale", "k_rope": "k", "k": "v"}
 NAMES_OF_PAGES = {"k_cache": "k", "v_cache": "v"}  # in flash_attn_varlen_func
 
 
 def names_of(s_aux: Any, page_table: Any, qv: Any) -> dict[str, str]:
-    """NAMES, with those of the arguments with two names that were given."""
+    """NAMES, with the names that the caller used for arguments that have two."""
     given = {"learnable_sink": "s_aux"} if s_aux is not None else {}
     given |= {"block_table": "page_table"} if page_table is not None else {}
     return NAMES | given | (NAMES_WITH_QV if qv is not None else {})
@@ -32,7 +32,7 @@ def names_of(s_aux: Any, page_table: Any, qv: Any) -> dict[str, str]:
 
 @contextmanager
 def own_names(names: dict[str, str]) -> Iterator[None]:
-    """Errors of libflash.decode name its arguments; the caller knows them by others."""
+    """Translate the argument names in errors of libflash.decode to the names that the caller knows."""
     try:
         yield
     except (Error, TypeError) as error:
@@ -41,7 +41,7 @@ def own_names(names: dict[str, str]) -> Iterator[None]:
 
 
 def either(names: tuple[str, str], first: Array | None, second: Array | None) -> Array | None:
-    """The one that is given, of an argument with two names."""
+    """The value of an argument that has two names."""
     if first is not None and second is not None:
         raise InvalidError(f"{names[0]} and {names[1]} are two names of one argument; give one of them")
     return second if first is None else first
@@ -64,7 +64,7 @@ def refuse(attention_chunk: int, q_descale: Array | None) -> None:
 
 
 def check_rotary_seqlens(rotary_seqlens: Array | None, cache_seqlens: Any, rotary_cos: Array | None) -> None:
-    """It says where the rotary positions begin. Without rotary_cos it has no meaning; with it, only its default can be had."""
+    """Check rotary_seqlens, the begin of the rotary positions. It needs rotary_cos, and only its default is supported."""
     if rotary_seqlens is not None and rotary_cos is not None and rotary_seqlens is not cache_seqlens:
         raise UnsupportedError(
             "rotary_seqlens is not the tensor given as cache_seqlens; rotary positions other than those of the cached rows are "
@@ -73,7 +73,7 @@ def check_rotary_seqlens(rotary_seqlens: Array | None, cache_seqlens: Any, rotar
 
 
 def refuse_without_pages(**given: Array | None) -> None:
-    """Arguments of keys and values in a cache."""
+    """Refuse arguments that only keys and values in a cache have."""
     for name, x in given.items():
         if x is not None:
             raise UnsupportedError(f"{name} is for keys in a cache: flash_attn_varlen_func with block_table, or "
@@ -81,7 +81,7 @@ def refuse_without_pages(**given: Array | None) -> None:
 
 
 def library_of(x: Array) -> Any:
-    """The module of the functions for this array; None for other libraries."""
+    """The module with array functions for this array; None for unknown libraries."""
     for name, array in (("torch", "Tensor"), ("numpy", "ndarray"), ("jax.numpy", "ndarray")):
         module = sys.modules.get(name)
         if module is not None and isinstance(x, getattr(module, array)):
@@ -90,7 +90,7 @@ def library_of(x: Array) -> Any:
 
 
 def rows_of_table(block_table: Array, cache_batch_idx: Array) -> Array:
-    """The lines of the table of the sequences of a call, in their order."""
+    """The rows of the block table for the sequences of a call, in their order."""
     shapes = tuple(block_table.shape), tuple(cache_batch_idx.shape)
     if len(shapes[0]) != 2 or len(shapes[1]) != 1:
         raise InvalidError(f"block_table has shape {shapes[0]} and cache_batch_idx {shapes[1]}; they need 2 dimensions and 1")
@@ -99,7 +99,7 @@ def rows_of_table(block_table: Array, cache_batch_idx: Array) -> Array:
         raise UnsupportedError(
             f"cache_batch_idx with block_table is not for {type(block_table).__name__}: pass the lines of the table"
         )
-    # A number outside of the table has no pages, as an entry of cache_batch_idx has no keys without a table.
+    # An index outside of the table gets no pages. Without a table, such an entry of cache_batch_idx gets no keys.
     known = (cache_batch_idx >= 0) & (cache_batch_idx < block_table.shape[0])
     return library.where(known[:, None], block_table[library.where(known, cache_batch_idx, 0)], -1)
 
@@ -107,7 +107,7 @@ def rows_of_table(block_table: Array, cache_batch_idx: Array) -> Array:
 def with_qv(
     q: Array, k_cache: Array, v_cache: Array, qv: Array, options: dict[str, Any]
 ) -> tuple[Array, Array, None, dict[str, Any]]:
-    """Arguments of libflash.decode for scores q k + qv v: the keys are the values followed by k."""
+    """The arguments of libflash.decode for scores q k + qv v: the keys are the channels of v followed by those of k."""
     if options.get("rotary_cos") is not None:
         raise UnsupportedError("rotary_cos is not supported together with qv; rotate q and k before the call")
     if options.get("k_scale") is not None:
@@ -124,7 +124,7 @@ def with_qv(
 
 
 def joined(a: Array, b: Array) -> Array:
-    """One after the other, along the last dimension."""
+    """a and b, concatenated along the last dimension."""
     library = library_of(a)
     if library is None or library.__name__ == "jax.numpy":
         raise UnsupportedError(f"qv is for PyTorch tensors and NumPy arrays, not {type(a).__name__}; use libflash.decode")

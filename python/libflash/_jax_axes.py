@@ -1,7 +1,7 @@
 """The meaning of the axes of operands and results. The rules of vmap and of sharding use these labels:
 
 b  batch            B  batch, of size 1 and repeated
-h  query heads      k  key heads          anything else may be neither folded nor sharded
+h  query heads      k  key heads          other axes may be neither folded nor sharded
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
         "bhsd": ("bhsd", "bktd", "bkte", "bhse"),
         "sbhd": ("sbhd", "tbkd", "tbke", "sbhe"),
     }
-    if call.operation == CACHE_WRITE:  # runs where the caches are whole
+    if call.operation == CACHE_WRITE:  # runs on devices that have the whole caches
         return ["xyzw"[: len(x.shape)] for x in operands]
     q, k, v, out = ("shd", "tkd", "tke", "she") if call.packed else heads[call.options.layout]
     labels = {"q": q, "k": k, "v": v, "out": out, "dout": out, "lse": "hs" if call.packed else "bhs", "learnable_sink": "h"}
@@ -61,14 +61,15 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
 
 
 def scale_label(shape: Sequence[int], cache: str) -> str:
-    """Of a scale of all keys or key heads, of sequences, of rows, or of groups of channels."""
+    """The axes of a scale: of all keys or key heads, of sequences, of rows, or of groups of channels."""
     if len(shape) == 1:
         return "k" if shape[0] != 1 else "x"
     return "bk" if len(shape) == 2 else (cache[:3] + "g")[: len(shape)]
 
 
 def result_operands(call: Call, operands: Sequence[Any]) -> list[str | None]:
-    """Of each result the operand that it is as: the input of a gradient, what is written; None for out, lse and other rows."""
+    """For each result, the operand with the same axes: the input of a gradient, or the array that is written. None for out, lse
+    and other results per row."""
     if call.operation in (BACKWARD, BACKWARD_TANGENT):
         names = ["q", "k", "v", *(["bias"] if call.options.need_dbias else [])]
         return [*names, *(["out", "lse"] if call.options.need_tangents else [])]

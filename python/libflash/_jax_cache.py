@@ -73,14 +73,14 @@ def decode(
     """A few query rows per sequence against a cache of keys and values. Forward only.
 
     Arguments and errors are those of `libflash.decode`; numbers and texts are static, lengths and tables may be int64 or lists.
-    There is no gradient: jax.grad raises UnsupportedError. Arrays are immutable in JAX, so with k and v the new caches are
-    returned: donate the old ones to your jitted step (donate_argnums), and XLA writes in place instead of copying. Rows of packed
+    There is no gradient: jax.grad raises UnsupportedError. Arrays are immutable in JAX, so with k and v the call returns the new
+    caches: donate the old caches to your jitted step (donate_argnums), and XLA writes in place instead of copying. Rows of packed
     arrays that belong to no sequence are 0 (lse: -inf).
 
     Returns
     -------
-    out or (out, lse); with k followed by what is written: k_cache, v_cache (if given), then those of k_scale and v_scale that
-    have more than 2 dimensions, and k_rope_cache
+    out or (out, lse). With k, followed by the arrays that are written: k_cache, v_cache (if given), then k_scale and v_scale, if
+    they have more than 2 dimensions, and k_rope_cache
     """
     given = dict(locals())
     return_lse = switch(return_lse, "return_lse")
@@ -109,7 +109,7 @@ def _decode(options: Options, cache_dtype: str | None, q: Array, caches: list[Ar
 
 
 def shard_options(shard: Any) -> dict[str, Any]:
-    """Parts of the keys have results of float32, as in libflash.decode."""
+    """The options for a shard of the keys, whose results are float32, as in libflash.decode."""
     if not isinstance(shard, (tuple, list)) or len(shard) != 3:
         raise TypeError(f"shard must be a triple (count, index, keys), not {shard!r}")
     count, index, keys = (integer(x, f"shard[{i}]") for i, x in enumerate(shard))
@@ -122,7 +122,7 @@ CODES = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
 
 
 def as_codes(cache: Array, cache_dtype: str | None) -> Array:
-    """A cache of uint8 as one of codes: the same bytes."""
+    """A uint8 cache as a cache of codes, with the same bytes."""
     if cache_dtype is None or cache.dtype == CODES[cache_dtype]:
         return cache
     if cache.dtype != jnp.uint8:
@@ -131,7 +131,7 @@ def as_codes(cache: Array, cache_dtype: str | None) -> Array:
 
 
 def as_given(results: list[Array], caches: list[Array]) -> list[Array]:
-    """The new caches, which are the first results, with the types of the old ones."""
+    """The new caches, which are the first results, with the types of the old caches."""
     pairs = zip(results, caches, strict=False)
     made = [x if x.dtype == old.dtype else jax.lax.bitcast_convert_type(x, old.dtype) for x, old in pairs]
     return [*made, *results[len(made) :]]
@@ -178,14 +178,14 @@ def cache_write(
 ) -> Array | tuple[Array, ...]:
     """Write new rows of keys and values to slots of a cache.
 
-    Arguments are those of `libflash.cache_write`, and so are errors: those of shapes and types are raised while JAX traces, those
-    of the contents of slots and positions when the program runs. Arrays are immutable in JAX: what is written is returned. Donate
-    the old arrays to your jitted step (donate_argnums), and XLA writes in place instead of copying.
+    Arguments and errors are those of `libflash.cache_write`: errors of shapes and types are raised while JAX traces, errors of
+    the contents of slots and positions when the program runs. Arrays are immutable in JAX, so the call returns the new arrays.
+    Donate the old arrays to your jitted step (donate_argnums), and XLA writes in place instead of copying.
 
     Returns
     -------
-    k_cache, v_cache (if given), then those of k_scale and v_scale that have more than 2 dimensions, and k_rope_cache. One array
-    is returned alone.
+    k_cache, v_cache (if given), then k_scale and v_scale, if they have more than 2 dimensions, and k_rope_cache. A single array
+    is not returned as a tuple.
     """
     options = Options(
         flags=INTERLEAVED if switch(rotary_interleaved, "rotary_interleaved") else 0,

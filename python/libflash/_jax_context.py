@@ -1,7 +1,7 @@
-"""Attention over a sequence that is divided among the devices of a mesh axis, inside jax.shard_map: each has some tokens.
+"""Attention over a sequence that is divided among the devices of a mesh axis, inside jax.shard_map: each device has some tokens.
 
-The result is that of one device within the bound of a merge, gradients and the dropout mask included. Collectives are those of
-XLA: ppermute, all_gather, all_to_all.
+The result is the same as on one device, within the error bound of a merge; so are gradients and the dropout mask. The collectives
+are XLA's ppermute, all_gather and all_to_all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Axes = str | tuple[str, str]
 
 
 class Given(NamedTuple):
-    """The arguments that decide what the devices send."""
+    """The arguments that determine what the devices send."""
 
     scheme: str
     order: str
@@ -65,15 +65,16 @@ def context_parallel_attention(
     Parameters
     ----------
     q, k, v : (batch, tokens, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim): this device's tokens. Before
-        shard_map brings them there, `shard` puts the tokens of the whole sequence in the order of the shards.
+        shard_map, `shard` puts the tokens of the whole sequence in the order of the shards.
     axis_name : the mesh axis; or two, (heads, ring), for arrays whose tokens are sharded by PartitionSpec((ring, heads))
-    scheme : "ring" (keys travel during the computation), "halo" (the same, for windows: only neighbours talk), "all_gather" (the
+    scheme : "ring" (keys are sent during the computation), "halo" (a ring for windows: only neighbours send), "all_gather" (the
         keys of all devices in one call), "heads" (all tokens, a share of the heads: all-to-all), "heads_ring" (two axes), or
         "auto": see explain_context_parallel
     order : "zigzag" or "contiguous": which tokens a device has; see `shard`
-    cu_seqlens : (documents + 1,) integers known while JAX traces: the documents among the tokens of all devices
+    cu_seqlens : (documents + 1,) integers known while JAX traces: the prefix sums of the documents' lengths, over the tokens of
+        all devices
     alibi_slopes, learnable_sink : of all query heads, the same on every device
-    seed : required with dropout_p, and the same on all devices: the mask is that of one device
+    seed : required with dropout_p, and the same on all devices: the mask is the same as on one device
     deterministic : the gradients have the same bits in every run. On the CPU they always do.
 
     Returns
@@ -84,8 +85,8 @@ def context_parallel_attention(
 
     Raises
     ------
-    As attention. UnsupportedError for bias, mask, block_mask and other options of attention that are not named here; on GPUs for
-    alibi_slopes, but with scheme "heads".
+    As attention. UnsupportedError for bias, mask, block_mask and other options of attention that are not named here; on GPUs also
+    for alibi_slopes, except with scheme "heads".
     """
     arguments = dict(locals())
     refuse_others(arguments.pop("others"))
@@ -117,7 +118,7 @@ def context_parallel_attention(
 def divided(
     q: Array, k: Array, v: Array, extras: dict[str, Array], options: Options, given: Given, scheme: str, axes: tuple[str, ...]
 ) -> tuple[Array, Array]:
-    """The exchange of heads around the attention over all keys; either may have one device only."""
+    """The axes of the exchange of heads and of the attention over all keys; either may have only one device."""
     along_heads, along_ring = axes if len(axes) == 2 else (axes[0], None) if scheme == "heads" else (None, axes[0])
     heads_size = 1 if along_heads is None else jax.lax.axis_size(along_heads)
     ring_size = 1 if along_ring is None else jax.lax.axis_size(along_ring)
@@ -193,9 +194,9 @@ def explain_context_parallel(
     q: Any, k: Any, v: Any, *, ranks: tuple[int, ...], scheme: str = "auto", order: str = "zigzag", cu_seqlens: Any = None,
     causal: bool = False, window_size: Any = (-1, -1),
 ) -> str:  # fmt: skip
-    """The scheme that context_parallel_attention uses for these shards (arrays or shapes with a dtype) and options on a mesh
-    axis of `ranks` = (n,) devices, or (heads, ring), why, and the bytes that a device sends. Other options of it decide nothing.
-    """
+    """Explain which scheme context_parallel_attention uses for these shards (arrays or shapes with a dtype) and options on a mesh
+    axis of `ranks` = (n,) devices, or (heads, ring), why, and how many bytes a device sends. Other options do not affect the
+    choice."""
     given = read_given(scheme, order, cu_seqlens, causal, window_size)
     sizes = check_arrays(q, k, v, given, tuple(ranks))
     return explanation(*chosen_scheme(given, sizes), sizes, order)
@@ -205,8 +206,8 @@ def explain_context_parallel(
 
 
 def shard(x: Array, ranks: int, *, dim: int = 1, order: str = "zigzag") -> Array:
-    """x with its tokens in the order of the shards: cut into `ranks` equal parts along `dim`, as a PartitionSpec does, part r is
-    what device r of context_parallel_attention has."""
+    """x with its tokens in the order of the shards: if x is divided into `ranks` equal parts along `dim`, as by a PartitionSpec,
+    part r is the shard of device r in context_parallel_attention."""
     return _moved(x, ranks, dim, order, inverse=False)
 
 
@@ -216,7 +217,7 @@ def unshard(x: Array, ranks: int, *, dim: int = 1, order: str = "zigzag") -> Arr
 
 
 def positions(tokens: int, ranks: int, *, order: str = "zigzag") -> np.ndarray:
-    """The numbers, int64, of the tokens in the order of the shards: for rotary embedding and labels."""
+    """The numbers (int64) of the tokens in the order of the shards, for rotary embedding and labels."""
     layouts.check_order(order)
     layouts.check_tokens(tokens, order, ranks)
     return np.concatenate([layouts.tokens_of(order, tokens, rank, ranks) for rank in range(ranks)])

@@ -20,8 +20,8 @@ all_to_all: Callable[..., Array] = jax.lax.all_to_all
 
 @dataclass(frozen=True)
 class Heads:
-    """A mesh axis whose devices have some tokens with all heads before the exchange, all tokens of the axis with some heads
-    after it. `axis` None: one device, nothing to exchange. Tensors have tokens in front of heads, but for lse."""
+    """A mesh axis whose devices have some tokens with all heads before the exchange, and all tokens of the axis with some heads
+    after it. `axis` None: one device, nothing to exchange. In tensors the tokens come before the heads, except in lse."""
 
     axis: str | None
     size: int
@@ -54,8 +54,8 @@ class Heads:
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axis) * self.part, self.part)
 
     def call(self, function: Callable[..., Any], options: Options, *arrays: Any) -> Any:
-        """function(options, *arrays), with the numbers that dropout has for this device's heads. These are static: one branch
-        for each device."""
+        """function(options, *arrays), with dropout's numbers of this device's heads. These numbers are static, so there is one
+        branch for each device."""
         if self.size == 1 or not options.dropout_p:
             return function(options, *arrays)
 
@@ -70,8 +70,8 @@ class Heads:
         return self.heads_q // self.size
 
     def _order(self) -> np.ndarray:
-        """Of the exchanged tokens, which come device by device: their order by position. The same for every set of
-        devices, since a later device of a ring has later tokens of each chunk."""
+        """The order by position of the exchanged tokens, which arrive device by device. It is the same for every set of devices,
+        because a later device of a ring has later tokens of each chunk."""
         return np.argsort(np.concatenate([self.layout.local_tokens((n,)).tokens for n in range(self.size)]), kind="stable")
 
     def _back(self, x: Array, tokens: int, heads: int) -> Array:

@@ -1,9 +1,10 @@
-"""Attention of a device's rows over the keys of all devices of a mesh axis: passed on from device to device, or gathered.
+"""Attention of a device's rows over the keys of all devices of a mesh axis: keys are passed from device to device, or gathered.
 
 ring: in step t device r computes with the keys of device r - t, which that device sends to it directly. Steps in which no device
-has a visible key are left out, and pairs of devices without a visible pair of row and key send nothing, so that with a window
-only neighbours talk. Each step gives a part of out in lse's type; the parts are merged. In backward, out and lse of the whole
-rows give each step its part of dq, and dk and dv of its keys, which go home in lse's type and are added step by step.
+has a visible key are omitted, and pairs of devices without a visible pair of row and key send nothing, so that with a window only
+neighbours send. Each step computes a part of out in lse's type; the parts are merged. In backward, each step computes, from out
+and lse of the whole rows, its part of dq, and dk and dv of its keys; dk and dv are sent back to the keys' device in lse's type
+and added step by step.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Ring:
         return [self.layout.local_tokens(self.members(device)) for device in range(self.size)]
 
     def sees(self, step: int) -> list[bool]:
-        """Of each device: whether one of its rows sees a key of the device `step` before it."""
+        """For each device: whether one of its rows sees a key of the device `step` before it."""
         return [
             self.layout.sees(self.members(device), self.members((device - step) % self.size), self.window)
             for device in range(self.size)
@@ -56,7 +57,7 @@ class Ring:
     def device(self) -> Any:
         return jax.lax.axis_index(self.axis) if self.axis else 0
 
-    # -- where rows and keys stand
+    # -- positions of rows and keys
 
     def side(self, name: str, held: list[LocalTokens], device: Any, q: Array) -> Extras:
         """The options of one side, "q" or "k", for the tokens of a device."""
@@ -80,13 +81,14 @@ class Ring:
     # -- what is sent
 
     def send(self, step: int, arrays: Any, *, home: bool = False) -> Any:
-        """To the devices that see this device's keys in a step; `home`: back from them. Others receive zeros."""
+        """Send to the devices that see this device's keys in a step; `home`: send back from them. Other devices receive zeros."""
         pairs = [((device - step) % self.size, device) for device, sees in enumerate(self.sees(step)) if sees]
         pairs = [(b, a) for a, b in pairs] if home else pairs
         return jax.tree.map(lambda x: ppermute(x, self.axis, pairs), arrays)
 
     def where_seen(self, step: int, compute: Any, arrays: tuple[Any, ...], empty: tuple[tuple[Any, Any, float], ...]) -> Any:
-        """compute(*arrays) on the devices that see a key in a step; on others arrays of the shapes, types and values `empty`."""
+        """compute(*arrays) on the devices that see a key in a step; on other devices, arrays with the shapes, types and values of
+        `empty`."""
         sees = self.sees(step)
         if all(sees):
             return compute(*arrays)
@@ -103,20 +105,20 @@ def gathered_attention(ring: Ring, options: Options, q: Array, k: Array, v: Arra
     if ring.size > 1:
         return _gathered(ring, options, q, k, v, extras)
     extras = extras | whole_sides(ring, q)
-    if options.dropout_p and ring.heads.size > 1:  # the tangents know no head_begin
+    if options.dropout_p and ring.heads.size > 1:  # the tangents do not support head_begin
         return _once(ring, options, q, k, v, extras)
     out, lse = forward(ring, options, q, k, v, extras)
     return out, lse
 
 
 def whole_sides(ring: Ring, q: Array) -> Extras:
-    """Where this device's rows and the keys of all devices stand."""
+    """The positions of this device's rows and of the keys of all devices."""
     everything = ring.layout.local_tokens(tuple(range(ring.size * ring.heads.size)))
     return ring.side("q", ring.local_tokens(), ring.device(), q) | ring.side("k", [everything], 0, q)
 
 
 def order_of_gathered(ring: Ring) -> np.ndarray:
-    """Of tokens that come device by device: their order by position."""
+    """The order by position of tokens that arrive device by device."""
     return np.argsort(np.concatenate([p.tokens for p in ring.local_tokens()]), kind="stable")
 
 
@@ -129,7 +131,7 @@ def gather(ring: Ring, x: Array) -> Array:
 
 
 def scatter_sum(ring: Ring, x: Array) -> Array:
-    """The sum over all devices, of this device's tokens."""
+    """The sum over all devices, for this device's tokens."""
     axis = x.ndim - 3
     x = jnp.take(x, np.argsort(order_of_gathered(ring)), axis=axis, unique_indices=True)
     return psum_scatter(x, ring.axis, scatter_dimension=axis, tiled=True)
@@ -147,7 +149,7 @@ def _gathered_forward(ring: Ring, options: Options, q: Array, k: Array, v: Array
 
 
 def _gathered_backward(ring: Ring, options: Options, saved: Any, cotangents: Any) -> Any:
-    """K and V are gathered again, which takes no memory meanwhile; their gradients are summed in lse's type."""
+    """Gathers K and V again instead of keeping them; their gradients are summed in lse's type."""
     q, k, v, extras, out, lse = saved
     dout, dlse = cotangents
     rows = without_sink(extras) | whole_sides(ring, q) | {"dlse": dlse}
@@ -162,7 +164,7 @@ _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _once(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
-    """One call over keys that are here, with gradients once."""
+    """One call over keys that are on this device, with first derivatives."""
     out, lse = forward(ring, options, q, k, v, extras)
     return out, lse
 
@@ -200,7 +202,7 @@ def backward(ring: Ring, options: Options, fixed: tuple[Array, ...], extras: Ext
 
 
 def without_sink(extras: Extras) -> Extras:
-    """Of calls in which the sink is counted already: in the lse of the whole rows, or by the first step."""
+    """The options without the sink, for calls after the sink has been counted: in the lse of the rows, or in the first step."""
     return {name: x for name, x in extras.items() if name != "learnable_sink"}
 
 
@@ -208,7 +210,7 @@ def without_sink(extras: Extras) -> Extras:
 
 
 def ring_attention(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
-    """(out, lse), with gradients for q, k, v and learnable_sink, once."""
+    """(out, lse), with first derivatives for q, k, v and learnable_sink."""
     return _ring(ring, options._replace(wide=True), q, k, v, extras)
 
 
@@ -224,7 +226,7 @@ def _ring(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Ex
             continue
         keys = (k, v) if step == 0 else ring.send(step, (k, v))
         more = rows | ring.side("k", held, (device - step) % ring.size, q)
-        if step == 0:  # the rows' own keys: they count the sink, too
+        if step == 0:  # the device's own keys; this step also counts the sink
             total = list(forward(ring, options, q, k, v, more | extras))
             continue
         made = ring.where_seen(step, lambda q, k, v, more: list(forward(ring, options, q, k, v, more)), (q, *keys, more), empty)
@@ -265,7 +267,7 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 
 def gradients_of(extras: Extras, dout: Array, out: Array, lse: Array, dlse: Array) -> dict[str, Any]:
-    """Of the options. The sink is a key without a value: dsink = sum over rows of exp(sink - lse) (dlse - dout . out)."""
+    """Gradients of the options. The sink is a key without value: dsink = sum over rows of exp(sink - lse) (dlse - dout . out)."""
     made: dict[str, Any] = dict.fromkeys(extras)
     if "learnable_sink" in extras:
         sink = extras["learnable_sink"]

@@ -1,4 +1,4 @@
-"""Derivatives of the primitives: jvp and transpose rules, which JAX composes to every derivative up to the second.
+"""Derivatives of the primitives: jvp and transpose rules, from which JAX composes every derivative up to the second.
 
     attention F(x) -> out, lse       tangent  FT(x | tx)
     FT(x | tx), linear in tx         tangent  FT(x | dtx) + SECOND(x, tx | dx)               transpose  B
@@ -7,18 +7,19 @@
     SECOND(x, tx | dx)               exists for its transpose, which is BT; it cannot be computed
 
 F and FT are two primitives, although one pass could compute both: linearize and checkpoint evaluate F and keep FT, and cannot
-take apart what one primitive computes.
+separate the results of one primitive.
 
-x are q, k, v and bias. `out` and `lse`, which the last four are given, are those of F(x): derivatives are total ones, so their
-tangents are not looked at. The Hessian is symmetric: the transpose of BT with respect to tx is BT itself.
+x are q, k, v and bias. `out` and `lse`, which are inputs of the last four operations, are those of F(x): derivatives are total
+derivatives, so the tangents of `out` and `lse` are ignored. The Hessian is symmetric: the transpose of BT with respect to tx is
+BT itself.
 
-learnable_sink. If a sink moves by ts, all p of a row shrink by the factor 1 - a, a = exp(sink - lse) ts. Hence
+learnable_sink. If a sink changes by ts, all p of a row are multiplied by 1 - a, a = exp(sink - lse) ts. Hence
 
     F:   tout = -a out,               tlse = a
     FT:  -a tout + a tlse out,        -a tlse
     B:   B(x | -a dout, a (rowsum(dout * out) - dlse))
 
-in operations of XLA, which have derivatives of their own and are summed over the batch wherever its shards are.
+These are XLA operations: JAX knows their derivatives, and XLA sums them over the batch, even if it is sharded.
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ class Point:
         return dict(zip(self.given, values, strict=True))
 
     def run(self, operation: int, drop: Sequence[str] = (), **change: Any) -> list[Any]:
-        """An operation with the options and operands of this one, less `drop`, and with `change`d ones or new ones."""
+        """Run an operation with the options and operands of this call, without `drop` and with `change`."""
         of_shards = self.call.options.flags & POSITIONS or self.call.options.heads_total
         if of_shards and operation in (FORWARD_TANGENT, BACKWARD_TANGENT):
             raise UnsupportedError(NO_SECOND_OF_SHARDS)
         options = self.call.options._replace(
-            kernel="",  # it names a kernel of forward
+            kernel="",  # the option names a forward kernel
             need_dbias=change.pop("need_dbias", False),
             need_tangents=change.pop("need_tangents", False),
             statistics=(),
@@ -100,7 +101,7 @@ EVERY_FIXED = ("dout", "q", "k", "v", "out", "lse")
 LINEAR = (*DIRECTION.values(), *COTANGENTS.values(), *SECOND_DIRECTION.values())
 
 
-# -- what moves
+# -- nonzero tangents
 
 
 def moving(point: Point, tangents: Sequence[Any]) -> Arrays:
@@ -112,12 +113,12 @@ def moving(point: Point, tangents: Sequence[Any]) -> Arrays:
 
 
 def along(moved: Arrays, names: dict[str, str]) -> Arrays:
-    """The tangents of the inputs `names`, by the names that operands have for them."""
+    """The tangents of the inputs `names`, by their operand names."""
     return {names[name]: t for name, t in moved.items() if name in names}
 
 
 def total(parts: list[list[Any]], like: Sequence[Any]) -> list[Any]:
-    """The sum of tangents from several causes; zero if there is none."""
+    """The sum of several contributions to the tangents; zero if there is none."""
     if not parts:
         return [_jax_statistics.zero(x) for x in like]
     sums = [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
@@ -137,7 +138,7 @@ def sink_weight(point: Point, tangent: Any) -> Any:
 
 
 def times(layout: str, rows: Any, x: Any) -> Any:
-    """A number for each row, shaped like lse, times out or dout; not rounded."""
+    """`rows`, a number for each row, shaped like lse, times x, which is out or dout; not rounded."""
     return as_out(rows, layout) * x.astype(rows.dtype)
 
 
@@ -236,7 +237,7 @@ def refuse(primals: Any, tangents: Any, *, call: Call, program: Any) -> Any:
 
 
 def known(point: Point) -> tuple[Point, set[str]]:
-    """Without the operands with respect to which JAX transposes, and their names."""
+    """The point without the operands with respect to which JAX transposes, and the names of these operands."""
     wanted = {name for name, x in point.given.items() if ad.is_undefined_primal(x)}  # type: ignore[no-untyped-call]
     found = Point(point.call, list(point.given.values()))
     found.given = {name: x for name, x in point.given.items() if name not in wanted}

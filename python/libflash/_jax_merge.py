@@ -1,4 +1,4 @@
-"""libflash.jax.merge: results of several ranges of keys, put together."""
+"""libflash.jax.merge: combines the results of several ranges of keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = jax.Array
 
 
 def merge(outs: Any, lses: Any, *, return_lse: bool = True, layout: str = "bshd") -> Array | tuple[Array, Array]:
-    """Attention over several disjoint ranges of keys, put together; differentiable in any order, in outs and lses.
+    """Merge the results of several disjoint ranges of keys; differentiable any number of times, in outs and lses.
 
-    Arguments, results and errors are those of `libflash.merge`. Written in jax.numpy: XLA fuses these few operations with what
-    precedes and follows them.
+    Arguments, results and errors are those of `libflash.merge`. It is written in jax.numpy, so that XLA fuses its few operations
+    with the operations before and after them.
     """
     return _merge(outs, lses, switch(return_lse, "return_lse"), layout)  # type: ignore[no-any-return]
 
@@ -42,7 +42,7 @@ def _merge(outs: Any, lses: Any, return_lse: bool, layout: str) -> Array | tuple
     stacked = jnp.stack([x.astype(wide) for x in lses])
     largest = jax.lax.stop_gradient(stacked.max(0))
     largest = jnp.where(largest == -jnp.inf, 0.0, largest)
-    # A part with lse = -inf contributes nothing, whatever its out holds, and gets no gradient: select before every product.
+    # A part with lse = -inf contributes nothing, even if its out holds NaN, and gets no gradient: select before every product.
     counts = stacked > -jnp.inf
     weights = jnp.where(counts, jnp.exp(jnp.where(counts, stacked, 0.0) - largest), 0.0)
     total = weights.sum(0)

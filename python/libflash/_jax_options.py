@@ -136,7 +136,7 @@ def arrays_of(**given: Any) -> list[Array]:
 
 def lengths(x: Any, name: str) -> Array:
     """Lengths and indices as int32: from arrays of int32 or int64, or lists. A traced int64 that does not fit becomes the largest
-    int32, which is as wrong for every length, and is refused where lengths are checked."""
+    int32, which is also invalid as a length and is refused where lengths are checked."""
     if isinstance(x, (list, tuple)):
         x = jnp.asarray(x) if any(isinstance(y, jax.Array) for y in x) else np.asarray(x)
         if x.size == 0:
@@ -176,7 +176,7 @@ def as_array(option: Option, value: Any) -> Any:
 
 
 def scale_array(scale: float | Array | None) -> Array | None:
-    """A number, or an array without dimensions, is one scale for all."""
+    """The scale as an array. A number, or an array without dimensions, is one scale for all keys and heads."""
     if isinstance(scale, (jax.Array, np.ndarray)):
         return scale.reshape(1) if scale.ndim == 0 else scale
     return jnp.full(1, scale, jnp.float32) if is_scalar(scale) else scale
@@ -220,7 +220,7 @@ def is_number(x: Any) -> bool:
 
 
 def signed(value: int, name: str) -> int:
-    """As a signed 64-bit integer, the type of XLA's attributes."""
+    """The value as a signed 64-bit integer, the type of XLA's attributes."""
     if not 0 <= value < 2**64:
         raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
     return int(value) - 2**64 if value >= 2**63 else int(value)

@@ -1,7 +1,7 @@
-"""The operations as primitives of JAX: one for each operation, with rules for derivatives, vmap and lowering.
+"""The operations as JAX primitives, one per operation, with rules for derivatives, vmap and lowering.
 
-custom_vjp and custom_jvp cannot express second derivatives of operations that JAX does not look into; primitives can. The rules
-are in _jax_derivatives.py and _jax_vmap.py; they call `bind`, as jax.py does.
+custom_vjp and custom_jvp cannot express second derivatives of operations that are opaque to JAX; primitives can. The rules are in
+_jax_derivatives.py and _jax_vmap.py; they call `bind`, as jax.py does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PRIMITIVES = {
 
 
 def call_of(operation: int, options: Options, extras: dict[str, Any]) -> tuple[Call, list[Any]]:
-    """The call, and its optional operands in their order."""
+    """The call, and its optional operands in the order that the primitive expects."""
     known = OPERANDS.get(operation, ATTENTION_OPERANDS)
     names = tuple(name for name in (*known, "rng") if name in extras)
     return Call(operation, options, names), [extras[name] for name in names]
@@ -65,13 +65,14 @@ def bind(call: Call, *operands: Any) -> list[Any]:
     operands = vary(operands, varying_axes(operands))
 
     def body(*x: Any) -> list[Any]:
-        if call.operation == SECOND_TANGENT:  # for the types of the results; never run
+        if call.operation == SECOND_TANGENT:  # only for the types of the results; never runs
             made = [vary(jax.numpy.zeros(y.shape, y.dtype), varying_axes(x)) for y in result_shapes(call, x)]
         else:
             made = run_on_device(call, *x) if call.operation == CACHE_WRITE else partitioned(call, whole, *x)
         return typed(call, x, made)
 
-    # What the primitive is lowered to is one of its parameters, where JAX looks for operations that need to know their devices.
+    # The program that the primitive is lowered to is one of its parameters, because JAX searches there for operations that need
+    # to know their devices.
     program = jax.make_jaxpr(body)(*map(jax.typeof, operands))
     return PRIMITIVES[call.operation].bind(*operands, call=call, program=program)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -19,8 +19,7 @@ from ._jax_calls import DECODE, Call, Shape, run, shape_of
 
 
 def partitioned(call: Call, whole: bool, *operands: Any) -> list[Any]:
-    """The operation with rules for sharded arrays; without them if it is `whole`, because a program with them cannot be
-    exported."""
+    """The operation with rules for sharded arrays; without rules if `whole`, because a program with them cannot be exported."""
     if whole:
         return run(call, *operands)
     shapes = tuple(shape_of(x) for x in operands)
@@ -28,8 +27,8 @@ def partitioned(call: Call, whole: bool, *operands: Any) -> list[Any]:
 
 
 def typed(call: Call, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The results with their shardings as a part of their types, on meshes whose axes are explicit (jax.set_mesh): gradients and
-    tangents are as what they belong to, rows as q along the batch and the heads."""
+    """The results with their shardings as a part of their types, on meshes with explicit axes (jax.set_mesh): a gradient or
+    tangent has the sharding of its primal, results per row have that of q along the batch and the heads."""
     explicit = getattr(jax.sharding.get_abstract_mesh(), "explicit_axes", ())
     if not explicit:
         return list(results)
@@ -62,7 +61,7 @@ def partition_rule(call: Call, shapes: tuple[Shape, ...]) -> Callable[..., list[
     free = shardable(call, by_name)
 
     def specs(mesh: Any, arguments: Any) -> tuple[list[Any], list[Any]]:
-        """The sharding of q determines that of all others."""
+        """The shardings of all arguments and results, from the sharding of q."""
         q = call.fixed.index("q")
         spec = tuple(arguments[q].sharding.spec)
         spec = (*spec, *(None,) * (len(labels[q]) - len(spec)))
@@ -100,11 +99,11 @@ def partition_rule(call: Call, shapes: tuple[Shape, ...]) -> Callable[..., list[
 
 def shardable(call: Call, by_name: dict[str, tuple[str, Shape]]) -> set[str]:
     """Which of batch and heads may be sharded: those along which the shards are independent and need not be summed."""
-    if call.options.dropout_p > 0:  # the mask counts batch entries and heads of the whole
+    if call.options.dropout_p > 0:  # the mask depends on the batch entry and head in the whole array
         return set()
     free = {"h"} if call.packed else {"b", "h"}
     if call.operation == DECODE and "t" in by_name["k_cache"][0] and by_name["k_cache"][0][0] == "p":
-        free.discard("b")  # pages are shared by the batch
+        free.discard("b")  # all batch entries share the pages
     if call.options.need_dbias:
         free -= {axis for axis in "bh" if axis.upper() in by_name["bias"][0]}
     return free
@@ -125,14 +124,14 @@ def shardy_rule(
     """The rule for XLA's partitioner: its text, sizes of factors, and the factors that are not sharded, in the order of the text.
 
     Query heads are (key head, member of its group), so that a shard has a key head and all of its query heads. Every other axis
-    is a factor of its own.
+    is a separate factor.
     """
     order: dict[str, None] = {}
 
     def factors_of(index: int, label: str) -> str:
         made = []
         for position, axis in enumerate(label):
-            if axis == "h":  # a factor of size 1 may not stand beside another
+            if axis == "h":  # an axis must not combine a factor of size 1 with another factor
                 factors = ["k", "g"] if min(heads_k, group) > 1 else ["k" if heads_k > 1 else "g"]
             else:
                 factors = [axis if axis in "bk" else f"x{index}_{position}"]

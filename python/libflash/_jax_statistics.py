@@ -1,7 +1,9 @@
-"""Statistics of rows as results of libflash.jax.attention: they have no derivatives, and a loss must not take them for constants.
+"""Statistics of rows as results of libflash.jax.attention: they have no derivatives, but must not be silently treated as
+constants in a loss.
 
-Their tangent is a primitive that depends on the tangents of the inputs. Reverse mode transposes it, which raises where a gradient
-reaches it; where none does, as behind jax.lax.stop_gradient, nothing happens. In forward mode its value is NaN.
+Their tangent is a primitive that depends on the tangents of the inputs. Reverse mode transposes this primitive, which raises an
+error if a gradient reaches it. If no gradient reaches it, for example after jax.lax.stop_gradient, nothing happens. In forward
+mode its value is NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ TANGENT = Primitive("libflash_statistics_tangent")  # (the statistic, *tangents)
 
 
 def check(return_stats: Any) -> tuple[str, ...]:
-    """The names of statistics that were asked for, each once."""
+    """The names of the requested statistics, each once."""
     if not isinstance(return_stats, (tuple, list)):
         raise TypeError(f"return_stats must be a tuple of names, not {type(return_stats).__name__}")
     for name in return_stats:
@@ -35,7 +37,7 @@ def check(return_stats: Any) -> tuple[str, ...]:
 
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:
-    """In the order of the results of the primitive."""
+    """The names in the order of the primitive's results."""
     return tuple(name for name in STATISTICS if name in names)
 
 
@@ -50,7 +52,7 @@ def not_computed(value: Any, tangents: Sequence[Any], name: str) -> Any:
 
 
 def zero(x: Any) -> Any:
-    """The tangent of a result that does not move."""
+    """A zero tangent for x."""
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 

@@ -16,7 +16,7 @@ from ._jax_primitives import PRIMITIVES, bind
 
 
 def rule(operands: Sequence[Any], axes: Sequence[int | None], *, call: Call, program: Any) -> tuple[list[Any], list[int]]:
-    """The results of all entries of the mapped axis, and where it is in them."""
+    """The results for all entries of the mapped axis, and the position of this axis in each result."""
     batched = [axis is not None for axis in axes]
     first = [jnp.moveaxis(x, axis, 0) if mapped else x for x, axis, mapped in zip(operands, axes, batched, strict=True)]
     size = next(x.shape[0] for x, mapped in zip(first, batched, strict=True) if mapped)
@@ -54,7 +54,7 @@ def folded(call: Call, size: int, batched: Sequence[bool], operands: Sequence[An
     labels = operand_labels(call, bodies)
     q = call.fixed.index("q")
     batch = bodies[q].shape[labels[q].index("b")]
-    biases = ("bias", "tbias", "ubias")  # of one shape; each entry needs its own if one of them or a gradient is
+    biases = ("bias", "tbias", "ubias")  # they have one shape; if one of them, or a gradient, is mapped, each entry needs its own
     own_bias = call.options.need_dbias or not {"tbias", "ubias"}.isdisjoint(call.names)
     flat = []
     for name, x, label, is_mapped in zip((*call.fixed, *call.names), operands, labels, batched, strict=True):
@@ -70,13 +70,13 @@ def folded(call: Call, size: int, batched: Sequence[bool], operands: Sequence[An
 
 
 def fold(x: Any, label: str, size: int, batch: int, is_mapped: bool, apart: bool) -> Any:
-    """x, (size, ...) if it is mapped, with a batch axis that is `size` times as long. An entry of the batch comes before the next
-    one, so that shards of the batch stay where they are."""
+    """x, (size, ...) if it is mapped, with a batch axis that is `size` times as long. The batch is the outer part of the new
+    axis, so that shards of the batch stay on their devices."""
     if not apart and "b" not in label:
         return x
     if not is_mapped:
         x = jnp.broadcast_to(x, (size, *x.shape))
-    if "b" not in label.lower():  # alibi_slopes for all entries of a batch alike
+    if "b" not in label.lower():  # alibi_slopes that are the same for all batch entries
         x, label = x[:, None], "B" + label
     axis = label.lower().index("b")
     if "B" in label:

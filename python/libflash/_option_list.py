@@ -1,9 +1,9 @@
-"""The options of attention, attention_backward, decode, merge and cache_write: each is stated here once.
+"""The options of attention, attention_backward, decode, merge and cache_write. Each option is defined here once.
 
-From this list come the defaults of explain(), the schemas of the PyTorch operators, and what the adapters know about groups of
-options. `python python/write_options` writes it to the places that repeat it: signatures and calls of Cython, types, the JAX
-adapter. The tests in tests/options check these and everything else that must agree, the C structs and the operands of the JAX
-adapter too. To add an option see CONTRIBUTING.md.
+The defaults of explain(), the schemas of the PyTorch operators and the adapters' groups of options are computed from this list.
+`python python/write_options` writes the options to the files that repeat them: signatures and calls of Cython, types, the JAX
+adapter. The tests in tests/options check these files and everything else that must agree with the list, including the C structs
+and the operands of the JAX adapter. To add an option see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """What values an option takes. `Array` is an array of any library with DLPack; in an adapter, one of its own library."""
+    """The kind of values of an option. `Array` is an array of any library with DLPack; in an adapter, an array of its library."""
 
     type: str  # in signatures, without "| None"
-    error: str  # what an error says of a value of another type, after the option's name
+    error: str  # the error text for a value of another type, after the option's name
     operator: str = ""  # type of the argument of the PyTorch operators
     c: str = ""  # type of the field of the C structs
     array: bool = False
@@ -34,7 +34,7 @@ WINDOW = Kind("Window", "must be a pair (left, right)", "SymInt[2]", "int64_t")
 SHARD = Kind("Shard", "must be a triple (count, index, keys)", "SymInt[3]", "int64_t")
 SEED = Kind("int | Array", "must be an integer", "SymInt", "uint64_t")
 OFFSET = Kind("int", "must be an integer", "SymInt", "uint64_t")
-BEGIN = Kind("int | Array", "must be an integer", "", "int64_t")  # an array: one for each sequence
+BEGIN = Kind("int | Array", "must be an integer", "", "int64_t")  # an array: one begin for each sequence
 MARGIN = Kind("int", "must be an integer", "", "int32_t")
 STREAM = Kind("Stream", "must be a CUDA stream handle")
 ARRAY = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type
@@ -42,7 +42,7 @@ FLOATS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type
 MASK = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of bool
 LENGTHS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of int32; int64 on the CPU is converted
 BLOCKS = Kind("Array | BlockMask", _AN_ARRAY, "Tensor", _POINTER, array=True)
-SCALES = Kind("float | Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of float32; a number is one for all
+SCALES = Kind("float | Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of float32; a number is one scale for everything
 NAMES = Kind("tuple[str, ...]", "must be a tuple")
 OUTPUT = Kind("Array", _AN_ARRAY, "", _POINTER)  # written by the call
 
@@ -61,12 +61,12 @@ class Option:
     operations: tuple[str, ...]
     nullable: bool = False  # None is allowed although it is not the default
     choices: tuple[str, ...] = ()
-    c: tuple[str, ...] | None = None  # fields of the C struct; None: the one with the option's name, if its kind has a type in C
+    c: tuple[str, ...] | None = None  # fields of the C struct; None: the field with the option's name, if the kind has a C type
     flag: str = ""  # FLASH_FLAG_... that the option sets
-    operator: str | None = None  # arguments of the PyTorch operators, "": none; None: the one with the option's name
-    rank: int = 0  # the operators' arguments are in the order of rank, then of this list
-    adapters: tuple[str, ...] | None = None  # functions of the adapters that take it; None: those of `operations`
-    torch: bool = True  # False: libflash.torch does not take it
+    operator: str | None = None  # arguments of the PyTorch operators, "": none; None: the argument with the option's name
+    rank: int = 0  # the operators' arguments are ordered by rank, then by this list
+    adapters: tuple[str, ...] | None = None  # functions of the adapters that have the option; None: those of `operations`
+    torch: bool = True  # False: libflash.torch does not have the option
     jax: bool = True
 
     @property
@@ -82,14 +82,14 @@ class Option:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Functions of the adapters. attention_backward is none of them."""
+        """The functions of the adapters that have the option. attention_backward is not a function of the adapters."""
         if self.adapters is not None:
             return self.adapters
         return tuple(operation for operation in self.operations if operation != "attention_backward")
 
     @property
     def arguments(self) -> str:
-        """In a schema of a PyTorch operator."""
+        """The arguments in a schema of a PyTorch operator."""
         if self.operator is not None or not self.kind.operator:
             return self.operator or ""
         optional = "?" if self.default is None else ""
@@ -98,13 +98,13 @@ class Option:
 
 
 def _shard(name: str, kind: Kind, default: Any, operations: tuple[str, ...] = ATTENTION, **more: Any) -> Option:
-    """An option for a call with a part of a problem. The adapters have context_parallel_attention instead."""
+    """An option for a call with a part of a problem. The adapters do not have it; they have context_parallel_attention."""
     return Option(name, kind, default, operations, operator="", adapters=(), torch=False, jax=False, **more)
 
 
-# The order is that of the Python signatures. An option added later has a rank of 1, the next one of 2, and so on: PyTorch's
-# compile cache outlives a version of libflash and keeps the operators' arguments by their position. num_splits comes first,
-# since DTensor remembers how a call is sharded by the arguments from the first integer on.
+# The order is that of the Python signatures. The first option that was added later has rank 1, the next one rank 2, and so on,
+# because PyTorch's compile cache outlives a version of libflash and identifies the operators' arguments by position. num_splits
+# comes first, because DTensor caches how a call is sharded by the arguments from the first integer on.
 OPTIONS = (
     Option("return_lse", SWITCH, True, MERGE, operator=""),
     Option("cache_seqlens", LENGTHS, None, DECODE),
@@ -188,37 +188,37 @@ OPTIONS = (
     Option("lse", OUTPUT, None, FORWARD + DECODE + MERGE, c=(), jax=False),
     Option("max_logit", OUTPUT, None, FORWARD, jax=False),
     Option("entropy", OUTPUT, None, FORWARD, jax=False),
-    # In JAX results, since arrays cannot be written.
+    # In JAX these are results, because arrays are immutable.
     Option("return_stats", NAMES, (), (), adapters=FORWARD, torch=False),
     Option("stream", STREAM, None, SCORES + MERGE + WRITE, torch=False, jax=False),
-    # PyTorch's compiler has an argument `kernel` of its own. In JAX, XLA compiles the merge.
+    # PyTorch's compiler reserves the argument name `kernel`. In JAX, XLA compiles the merge.
     Option("backend", TEXT, None, SCORES + WRITE),
     Option("backend", TEXT, None, MERGE, jax=False),
     Option("kernel", TEXT, None, SCORES + WRITE, operator="str? kernel_name=None"),
     Option("kernel", TEXT, None, MERGE, operator="str? kernel_name=None", jax=False),
 )
 
-# The numbers that scores depend on in every operation: context_parallel_attention takes them too.
+# The numbers that scores depend on in every operation. context_parallel_attention has them, too.
 SCORE_NUMBERS = tuple(option.name for option in OPTIONS if option.kind is NUMBER and option.operations == SCORES)
 
 
 def options_of(operation: str) -> Iterator[Option]:
-    """Of libflash.attention, attention_backward, decode, merge or cache_write."""
+    """The options of libflash.attention, attention_backward, decode, merge or cache_write."""
     return (option for option in OPTIONS if operation in option.operations)
 
 
 def defaults_of(operation: str) -> dict[str, Any]:
-    """Without the arrays that the call writes."""
+    """The defaults of an operation's options, without the arrays that the call writes."""
     return {option.name: option.default for option in options_of(operation) if option.kind is not OUTPUT}
 
 
 def names_of(kind: Kind, function: str) -> tuple[str, ...]:
-    """The options of one kind that a function of the adapters takes."""
+    """The options of one kind that a function of the adapters has."""
     return tuple(option.name for option in OPTIONS if option.kind is kind and function in option.functions)
 
 
 def operator_arguments(function: str, *first: str) -> str:
-    """The options in the schema of a PyTorch operator: of attention, decode or merge. `first` are arguments before those of
+    """The options in the schema of a PyTorch operator (attention, decode or merge). `first`: arguments that come before the
     options that were added later."""
     given = sorted((option for option in OPTIONS if function in option.functions), key=lambda option: option.rank)
     at_first = [option.arguments for option in given if option.rank <= 0]

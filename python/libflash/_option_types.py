@@ -1,6 +1,6 @@
-"""The options for type checkers and editors: one list an operation, which overloads and adapters share.
+"""The options for type checkers and editors: one list per operation, which overloads and adapters share.
 
-`A` is what an option's array may be: any array with DLPack for libflash.attention, a tensor for libflash.torch.
+`A` is the type of an option's array: any array with DLPack for libflash.attention, a tensor for libflash.torch.
 python/write_options writes ScoreOptions, AttentionOptions and DecodeOptions.
 """
 
@@ -40,7 +40,7 @@ class ScoreOptions(CallOptions, Generic[A], total=False):
 
 
 class AttentionOptions(ScoreOptions[A], Generic[A], total=False):
-    """Of attention and attention_backward. seed is not among them: its type is another in each adapter."""
+    """The options of attention and attention_backward, without seed, whose type differs between the adapters."""
 
     causal_align: Align
     bias: A | None

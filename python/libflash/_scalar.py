@@ -1,4 +1,4 @@
-"""What is a number where an array may be given."""
+"""Distinguishes numbers from arrays, for arguments that may be either."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypeGuard
 
 
 def is_scalar(x: object) -> TypeGuard[float]:
-    """A number of Python or NumPy; True and False are none."""
+    """Whether x is a number of Python or NumPy. True and False are not numbers."""
     if isinstance(x, (int, float)):
         return not isinstance(x, bool)
     return hasattr(x, "__float__") and not hasattr(x, "__dlpack__") and type(x).__name__ not in ("bool", "bool_")

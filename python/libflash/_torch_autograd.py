@@ -1,8 +1,8 @@
-"""Gradients of the PyTorch operators: what runs at PyTorch's Autograd dispatch key, and the Functions that it records.
+"""Gradients of the PyTorch operators: the code that runs at PyTorch's Autograd dispatch key, and the Functions that it records.
 
-Attention has a reverse and a forward mode and second derivatives, by the operators of _torch_tangents.py; what has no derivative
-raises: nothing is dropped. The Functions are single-level ones, as those of PyTorch's own operators: under torch.func each level
-runs the Autograd key anew.
+Attention has reverse mode, forward mode and second derivatives, by the operators of _torch_tangents.py. Operations without a
+derivative raise an error; no gradient is silently dropped. The Functions have a single level, as those of PyTorch's own
+operators: under torch.func each level runs the Autograd key again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def requires_gradient(tensors: Iterable[Any]) -> bool:
     return False
 
 
-# What to do instead of an operation that has no derivative.
+# Alternatives to an operation that has no derivative, for error texts.
 INSTEAD = {"decode": "use attention, or ", "attention into out": "leave out `out` and `lse`, or ", "cache_write": ""}
 
 
@@ -59,7 +59,7 @@ def refuse_gradients(operation: str, tensors: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
-    """The operator goes on to the next level of torch.func, which may record gradients of its own, or to the kernel."""
+    """Inside, an operator dispatches to the next level of torch.func, which may also record gradients, or to the kernel."""
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
         yield
 
@@ -73,7 +73,7 @@ def operator(name: str) -> Callable[..., Any]:
 
 
 def only_forward(name: str, names: tuple[str, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """An operation that writes to its arguments or has no gradient."""
+    """Run an operation that writes to its arguments or has no gradient."""
     operation = {"d": "decode", "c": "cache_write"}.get(name[0], "attention into out")
     tensors = dict(zip(names, args, strict=True)) | options
     refuse_tangents(operation, tensors)
@@ -110,12 +110,13 @@ def record(run: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: di
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
-    """The gradient with dense rows, which the library requires: it may have any strides, for instance expanded from a scalar."""
+    """The gradient with dense rows, which the library requires. PyTorch's gradient may have any strides, for instance expanded
+    from a scalar."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class Attention(_Function):  # type: ignore[misc]
-    """(run, numbers, names, q, k, v, *tensors) -> (out, lse), where `names` are the options that `tensors` are."""
+    """(run, numbers, names, q, k, v, *tensors) -> (out, lse), where `names` are the option names of `tensors`."""
 
     @staticmethod
     def forward(
@@ -144,7 +145,7 @@ class Attention(_Function):  # type: ignore[misc]
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         options = dict(zip(ctx.names, tensors, strict=True), **ctx.numbers)
-        options.pop("kernel_name", None)  # it names a kernel of forward
+        options.pop("kernel_name", None)  # the option names a forward kernel
         wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[6:], strict=True) if needed}
         if dlse is not None:
             options["dlse"] = rows_contiguous(dlse)
@@ -181,7 +182,7 @@ def attention_backward(*tensors: Tensor, **options: Any) -> Any:
 class Backward(_Function):  # type: ignore[misc]
     """(names, dout, q, k, v, out, lse, *options) -> (dq, dk, dv, dbias, dsink)"""
 
-    RESULTS = ("q", "k", "v", "bias", "learnable_sink")  # the inputs whose gradients they are
+    RESULTS = ("q", "k", "v", "bias", "learnable_sink")  # the inputs whose gradients the results are
     WITH_TANGENT = (*RESULTS, "dout", "dlse", "out", "lse")
 
     @staticmethod
@@ -276,8 +277,8 @@ class Merge(_Function):  # type: ignore[misc]
     """(run, options, *outs, *lses) -> (out, lse)
 
     With w_n = exp(lse_n - lse): douts_n = w_n dout, dlses_n = w_n (dlse + dout . (outs_n - out)).
-    A part with lse_n = -inf has w_n = 0 and takes part in nothing, whatever its outs_n holds. The gradients are made of
-    PyTorch's own operators, which are differentiable again.
+    A part with lse_n = -inf has w_n = 0 and contributes nothing, even if its outs_n holds NaN. The gradients consist of PyTorch's
+    own operators, which are differentiable again.
     """
 
     @staticmethod

@@ -12,7 +12,7 @@ __all__ = ["CausalBias", "causal_options"]
 
 
 def causal_options(bias: Any, q: Any, k: Any, layout: str, others: dict[str, Any]) -> Literal["bottom_right", "top_left"]:
-    """The causal_align that is the same as `bias`. `others` are options that it cannot be combined with."""
+    """The causal_align with the same meaning as `bias`. `others`: options that `bias` cannot be combined with."""
     for name, value in others.items():
         if value is not None and value is not False:
             raise UnsupportedError(f"bias is a CausalBias, which cannot be combined with {name}; use causal= and causal_align=")

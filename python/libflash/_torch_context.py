@@ -1,7 +1,7 @@
-"""Attention over a sequence that is divided among the ranks of a torch.distributed group: each has some tokens of q, k and v.
+"""Attention over a sequence that is divided among the ranks of a torch.distributed group: each rank has some of the tokens.
 
-The result is that of one device within the bound of a merge, gradients and the dropout mask included. Gradients of a parameter
-(learnable_sink) are this rank's share, as those of any other parameter: their sum over the ranks is the whole.
+The result is the same as on one device, within the error bound of a merge; so are gradients and the dropout mask. The gradient of
+a parameter (learnable_sink) is this rank's share, as for any other parameter: the sum over the ranks is the whole gradient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ONCE = "context_parallel_attention has gradients by torch.autograd, once, and {}
 
 @dataclass(frozen=True)
 class Arguments:
-    """A call as given, before anything is sent."""
+    """The arguments of a call, before anything is sent."""
 
     scheme: str
     order: str
@@ -48,7 +48,7 @@ class Arguments:
     causal: bool
     window_size: tuple[int, int]
     deterministic: bool
-    numbers: dict[str, Any]  # those of the scores (softmax_scale, ...), dropout_p, seed, offset, backend
+    numbers: dict[str, Any]  # score options (softmax_scale, ...), dropout_p, seed, offset, backend
     transport: str = "auto"
 
     @property
@@ -92,19 +92,21 @@ def context_parallel_attention(
     ----------
     q, k, v : (batch, tokens, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim): this rank's tokens, ascending
     group : ProcessGroup, default the world;  mesh : DeviceMesh of one dimension, or of two, (heads, ring)
-    scheme : "ring" (keys travel during the computation), "halo" (the same, for windows: only neighbours talk), "all_gather" (the
+    scheme : "ring" (keys are sent during the computation), "halo" (a ring for windows: only neighbours send), "all_gather" (the
         keys of all ranks in one call), "heads" (all tokens, a share of the heads: all-to-all), "heads_ring" (mesh of two
         dimensions), or "auto": see explain_context_parallel
     order : "zigzag" or "contiguous": which tokens a rank has; see `shard`
-    cu_seqlens : (documents + 1,) integers: the documents among the tokens of all ranks, with any lengths
-    seed : int; required with dropout_p, and the same on all ranks: the mask is that of one device
-    deterministic : the gradients have the same bits in every run with as many ranks, as out and lse always have; raises
-        UnsupportedError if no kernel can do that
-    check : compare shapes and options of all ranks first; default: on the CPU. Off, wrong shards may hang or give wrong results.
-    transport : how keys travel along a ring or are gathered: "messages" of torch.distributed; "symmetric_memory", memory of each
-        GPU that all ranks read with copy engines, beside the computation; or "auto": the latter where all ranks have it, on which
-        they agree in the first call of a group. Results have the same bits. The memory, K and V of a rank and in backward up to
-        twice their gradients, is kept with the group. Inside the capture of a graph it cannot grow: call once before.
+    cu_seqlens : (documents + 1,) integers: prefix sums of the documents' lengths, over the tokens of all ranks
+    seed : int; required with dropout_p, and the same on all ranks: the mask is the same as on one device
+    deterministic : the gradients have the same bits in every run with the same number of ranks, as out and lse always have;
+        raises UnsupportedError if no kernel supports it
+    check : compare shapes and options of all ranks first; default: on the CPU. Without it, wrong shards may hang or give wrong
+        results.
+    transport : how keys are sent along a ring or gathered. "messages": by torch.distributed. "symmetric_memory": all ranks read
+        each GPU's memory with copy engines, during the computation. "auto": symmetric memory if all ranks have it; the ranks
+        agree on this in the first call of a group. Results have the same bits. The symmetric memory (K and V of a rank and, in
+        backward, up to twice their gradients) is kept with the group. It cannot grow during the capture of a graph: call once
+        before.
 
     Returns
     -------
@@ -114,8 +116,8 @@ def context_parallel_attention(
     ------
     As attention; InvalidError on all ranks for shards or options that differ. UnsupportedError for bias, mask, block_mask and
     other options of attention that are not named here, for create_graph=True, torch.func and forward-mode AD, and for CUDA
-    tensors with alibi_slopes whose shards are not neighbouring tokens: their kernels know ALiBi with order "contiguous" and with
-    scheme "heads" only.
+    tensors with alibi_slopes whose shards are not neighbouring tokens: the CUDA kernels support ALiBi only with order
+    "contiguous" or scheme "heads".
     """
     given_options = dict(locals())
     scores = {name: given_options[name] for name in SCORE_NUMBERS}
@@ -210,8 +212,8 @@ def check_tensors(
 def check_shards(
     q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...], alibi_slopes: Tensor | None
 ) -> tuple[Sizes, str, str, Ranks]:
-    """Refuses shapes that the scheme cannot divide, and what the device cannot do. Returns the sizes, the scheme, why it is that
-    one, and its ranks.
+    """Refuse shapes that the scheme cannot divide, and options that the device does not support. Returns the sizes, the scheme,
+    the reason for the scheme, and its ranks.
     """
     check_shapes(q, k, v, packed=given.cu_seqlens is not None)
     sizes = sizes_of(q, k, v, mesh_of(axes))
@@ -228,7 +230,7 @@ def check_shards(
 def check_call(
     q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None, learnable_sink: Tensor | None, given: Arguments
 ) -> None:
-    """What the library would refuse when the first messages are under way."""
+    """Refuse early what the library would refuse only after the first messages have been sent."""
     options = {name: value for name, value in given.numbers.items() if value is not None}
     options |= {"causal": given.causal, "window_size": given.window_size}
     heads = {"alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
@@ -241,13 +243,13 @@ def check_call(
 
 
 def dense_shape(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> _core.TensorShape:
-    """Of a tensor without data on the device of `like`."""
+    """The shape of a tensor without data, on the device of `like`."""
     strides = torch.empty(shape, device="meta").stride()
     return _core.TensorShape(shape, strides, str(dtype).removeprefix("torch."), like.device.type)
 
 
 def check_cuda(alibi_slopes: Tensor | None, given: Arguments, ranks: Ranks) -> None:
-    """What the CUDA kernels would refuse when the first messages are under way."""
+    """Refuse early what the CUDA kernels would refuse only after the first messages have been sent."""
     if alibi_slopes is not None and ranks.ring.size > 1 and given.order != "contiguous":
         raise UnsupportedError(
             "alibi_slopes is given and the tokens of a rank are not neighbours, which the CUDA kernels do not know: on GPUs use "
@@ -258,7 +260,7 @@ def check_cuda(alibi_slopes: Tensor | None, given: Arguments, ranks: Ranks) -> N
 def described(
     q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None, learnable_sink: Tensor | None, given: Arguments
 ) -> dict[str, str]:
-    """What all ranks must have in common."""
+    """The values that must be the same on all ranks."""
     tensors = {"q": q, "k": k, "v": v, "alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
     made = {name: "None" if x is None else text_of(x) for name, x in tensors.items()}
     names = ("scheme", "order", "cu_seqlens", "causal", "window_size", "deterministic", "transport")
@@ -294,9 +296,9 @@ def explain_context_parallel(
     cu_seqlens: Any = None, causal: bool = False, window_size: Any = (-1, -1), alibi_slopes: Tensor | None = None,
     dropout_p: float = 0.0, transport: str = "auto",
 ) -> str:  # fmt: skip
-    """The scheme that context_parallel_attention uses for these shards and options, why, the bytes that a rank sends, and the
-    transport of keys. Whether q, k or v needs a gradient counts; other options of it decide nothing. Sends nothing: before the
-    first call of a group, the transport is what this rank knows alone.
+    """Explain which scheme context_parallel_attention uses for these shards and options, why, how many bytes a rank sends, and
+    the transport of keys. It matters whether q, k or v requires a gradient; other options do not affect the choice. Sends
+    nothing: before the first call of a group, the text names the transport that this rank expects.
     """
     axes = groups.groups_of(group, mesh)
     scores = dict.fromkeys(SCORE_NUMBERS)
@@ -377,7 +379,7 @@ class ContextParallel(torch.autograd.Function):
             raise UnsupportedError(ONCE.format("create_graph=True cannot be given"))
         plan: Plan = ctx.plan
         q, k, v, out, lse, sink = ctx.saved_tensors
-        # The ranks must send the same: none may leave out a gradient that another has.
+        # All ranks must send the same gradients: none may omit a gradient that another rank computes.
         dout = plan.to_heads(torch.zeros(ctx.shapes[0], dtype=out.dtype, device=out.device) if dout is None else dout)
         if dlse is not None or plan.ranks.heads.size > 1:
             dlse = plan.lse_to_heads(torch.zeros(ctx.shapes[1], dtype=lse.dtype, device=lse.device) if dlse is None else dlse)
@@ -397,13 +399,13 @@ class ContextParallel(torch.autograd.Function):
 
 
 def shard(x: Tensor, group: Any = None, *, mesh: Any = None, dim: int = 1, order: str = "zigzag") -> Tensor:
-    """This rank's part of a tensor that has all tokens along `dim`: what context_parallel_attention takes with the same order."""
+    """This rank's part of a tensor that has all tokens along `dim`: its shard for context_parallel_attention with this order."""
     ranks = _ring(group, mesh)
     return layouts.take_shard(x, dim, order, ranks.shard, ranks.size)  # type: ignore[no-any-return]
 
 
 def unshard(x: Tensor, group: Any = None, *, mesh: Any = None, dim: int = 1, order: str = "zigzag") -> Tensor:
-    """The inverse of `shard`: all tokens, from the parts of all ranks. Not differentiable: for results."""
+    """The inverse of `shard`: all tokens, from the parts of all ranks. Not differentiable."""
     ranks = _ring(group, mesh)
     columns = groups.gather(ranks.heads, x.detach())
     shards = [part for column in groups.gather(ranks.ring, torch.stack(columns)) for part in column]
@@ -411,7 +413,7 @@ def unshard(x: Tensor, group: Any = None, *, mesh: Any = None, dim: int = 1, ord
 
 
 def positions(tokens: int, group: Any = None, *, mesh: Any = None, order: str = "zigzag") -> Tensor:
-    """The numbers, int64, of this rank's tokens among all `tokens`: for rotary embedding and labels."""
+    """The numbers (int64) of this rank's tokens among all `tokens`, for rotary embedding and labels."""
     ranks = _ring(group, mesh)
     layouts.check_order(order)
     layouts.check_tokens(tokens, order, ranks.size)

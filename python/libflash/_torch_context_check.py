@@ -1,4 +1,4 @@
-"""What the ranks of a context-parallel call must agree on. Every rank raises the same error, before any tensor is sent."""
+"""Checks that the ranks of a context-parallel call agree. Every rank raises the same error, before any tensor is sent."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def text_of(x: torch.Tensor) -> str:
 
 
 def agree(axes: tuple[Axis, ...], device: torch.device, describe: Callable[[], dict[str, str]]) -> None:
-    """Compare what `describe` returns, name by name, on all ranks. It may raise anything: then all ranks raise that error."""
+    """Compare the results of `describe` on all ranks, name by name. If `describe` raises an error, all ranks raise that error."""
     error: Exception | None = None
     try:
         mine = describe()
-    except Exception as raised:  # whatever it is, the other ranks wait
+    except Exception as raised:  # any error: the other ranks wait for this one
         mine, error = {_ERROR: str(raised)}, raised
     for axis in axes:
         if axis.size > 1:
             error = _compare(axis, device, mine, error)
             if error is not None:
-                mine = {_ERROR: str(error)}  # which the other axis of a mesh hears of
+                mine = {_ERROR: str(error)}  # sent along the other axis of the mesh, too
     if error is not None:
         raise error
 

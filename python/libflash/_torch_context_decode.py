@@ -1,4 +1,4 @@
-"""Decode over caches that the ranks of a torch.distributed group share: each rank has some of the keys of every sequence."""
+"""Decode over a KV cache that is divided among the ranks of a group: each rank has some keys of every sequence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ._torch_context_group import Axis, gather, groups_of
 
 Tensor = torch.Tensor
 NOT_HERE = ("out", "lse", "shard")
-OWN = ("block_table", "k_scale", "v_scale", "k_rope_cache")  # a rank's own, as its caches
-MOST_NUMBERS = 4096  # of an array whose contents the ranks compare
+OWN = ("block_table", "k_scale", "v_scale", "k_rope_cache")  # different on each rank, as the caches are
+MOST_NUMBERS = 4096  # the largest array whose contents the ranks compare
 
 
 @outside_of_compilers
@@ -33,17 +33,17 @@ def context_parallel_decode(
     """A few query rows per sequence against keys that are divided over the ranks of a group. All ranks call it together.
 
     Key t of a sequence is on rank (t // shard_keys) % ranks; the keys of a rank follow each other in its cache without gaps: see
-    "Shards" in section 7 of libflash.h. Each rank computes with its keys; (out, lse) of all ranks are gathered, one message to
-    each, and merged on every rank.
+    "Shards" in section 7 of libflash.h. Each rank computes with its keys; (out, lse) of all ranks are gathered, in one message to
+    each rank, and merged on every rank.
 
     Parameters
     ----------
     q, and k, v and all other options of decode : the same on all ranks, with lengths and positions that count all keys
         cache_seqlens is required unless rows are appended. Not out, lse and shard.
-    k_cache, v_cache, block_table : this rank's, which hold its keys only
+    k_cache, v_cache, block_table : this rank's caches and table, which hold only its keys
     group : ProcessGroup, default the world;  mesh : DeviceMesh of one dimension
     shard_keys : neighbouring keys that stay together, for example a page
-    check : let all ranks raise the error of one, and compare shapes and options first; default: on the CPU
+    check : compare shapes and options first, and raise the error of one rank on all ranks; default: on the CPU
 
     Returns
     -------
@@ -92,13 +92,13 @@ def own_part(
 
 
 def described(q: Tensor, shard_keys: int, options: dict[str, Any]) -> dict[str, str]:
-    """What all ranks must have in common; caches and tables are their own."""
+    """The values that must be the same on all ranks. Caches and tables may differ."""
     made = {"q": text_of(q), "shard_keys": repr(shard_keys)}
     return made | {name: contents_of(value) for name, value in options.items() if name not in OWN}
 
 
 def contents_of(value: Any) -> str:
-    """Lengths and positions with their contents."""
+    """The text to compare; for lengths and positions it includes their contents."""
     if not isinstance(value, Tensor):
         return repr(value)
     if value.is_floating_point() or value.numel() > MOST_NUMBERS:
@@ -107,7 +107,7 @@ def contents_of(value: Any) -> str:
 
 
 def joined(out: Tensor, lse: Tensor) -> Tensor:
-    """One tensor for one message: lse is a further channel of out."""
+    """out and lse in one tensor, for one message: lse is a further channel of out."""
     return torch.cat([out, lse.transpose(-1, -2)[..., None]], -1)
 
 

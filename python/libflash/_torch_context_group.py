@@ -1,7 +1,7 @@
-"""The ranks of a context-parallel call and what they send each other: on the process groups of torch.distributed, no others.
+"""The ranks of a context-parallel call and the messages between them, on process groups of torch.distributed only.
 
-A mesh of two dimensions is (heads, ring): ranks along the first exchange heads for tokens, ranks along the second keep their
-heads and pass keys. Token shards are numbered ring first: shard = ring rank * heads ranks + heads rank.
+A mesh of two dimensions is (heads, ring): ranks along the first dimension exchange heads for tokens, ranks along the second keep
+their heads and pass keys. Token shards are numbered ring first: shard = ring rank * heads ranks + heads rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Axis:
 class Ranks:
     heads: Axis
     ring: Axis
-    world: Any  # a group of all ranks, or None where there is none (mesh of two dimensions)
+    world: Any  # a group of all ranks, or None if there is none (mesh of two dimensions)
 
     @property
     def size(self) -> int:
@@ -91,8 +91,8 @@ _connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def connect(axis: Axis, device: torch.device) -> None:
-    """Let all ranks of a group of GPUs communicate once. NCCL connects them then, and needs all of them for it; in a step of a
-    ring some ranks may have nothing to send.
+    """Make all ranks of a group of GPUs communicate once, so that NCCL connects them. NCCL needs all ranks for this, but in a
+    step of a ring some ranks may have nothing to send.
     """
     group = dist.group.WORLD if axis.group is None else axis.group
     if axis.size == 1 or group in _connected:
@@ -102,7 +102,7 @@ def connect(axis: Axis, device: torch.device) -> None:
 
 
 class Exchange:
-    """Messages under way between this rank and two others of an axis: tensors sent to one, tensors received from the other."""
+    """Messages in flight between this rank and two others of an axis: tensors sent to one, tensors received from the other."""
 
     def __init__(self, axis: Axis, tag: int, to: int | None, sent: tuple[Tensor, ...], source: int | None,
                  like: tuple[Tensor, ...]) -> None:  # fmt: skip
@@ -124,7 +124,7 @@ class Exchange:
 
 
 def gather(axis: Axis, x: Tensor) -> list[Tensor]:
-    """The tensors of all ranks of the axis, which have one shape."""
+    """The tensors of all ranks of the axis, which have the same shape."""
     if axis.size == 1:
         return [x]
     made = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(axis.size)]
@@ -141,7 +141,7 @@ def swap(axis: Axis, sent: Tensor) -> Tensor:
     return received
 
 
-Chunks = tuple[tuple[int, int], ...]  # of chunks_by_position
+Chunks = tuple[tuple[int, int], ...]  # as from chunks_by_position
 
 
 def join_chunks(parts: Sequence[Tensor], chunks: Chunks, dim: int) -> Tensor:
@@ -151,10 +151,10 @@ def join_chunks(parts: Sequence[Tensor], chunks: Chunks, dim: int) -> Tensor:
 
 
 def split_chunks(x: Tensor, chunks: Chunks, dim: int) -> Tensor:
-    """The inverse: the parts of the ranks, along a new first dimension."""
+    """The inverse of join_chunks: the parts of the ranks, along a new first dimension."""
     size = x.shape[dim] // len(chunks)
     pieces: dict[int, list[Tensor]] = {}
-    for position, (rank, _) in enumerate(chunks):  # those of a rank ascend
+    for position, (rank, _) in enumerate(chunks):  # the chunks of a rank ascend
         pieces.setdefault(rank, []).append(x.narrow(dim, position * size, size))
     shape = list(x.shape)
     shape[dim] //= len(pieces)
@@ -165,9 +165,9 @@ def split_chunks(x: Tensor, chunks: Chunks, dim: int) -> Tensor:
 
 
 def sum_over_ranks(axis: Axis, x: Tensor) -> Tensor:
-    """The sum over the ranks of x[n], on rank n; in float32 at least, and in the order of the ranks, the same in every run."""
+    """On rank n, the sum of x[n] over all ranks: at least in float32, and in the order of the ranks, so the same in every run."""
     parts = swap(axis, x)
-    total = parts[0].to(torch.promote_types(x.dtype, torch.float32), copy=True)  # not a view that keeps all parts
+    total = parts[0].to(torch.promote_types(x.dtype, torch.float32), copy=True)  # a copy: a view would keep all parts in memory
     for part in parts[1:]:
         total += part
     return total

@@ -15,8 +15,8 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class HeadExchange:
-    """`chunks`: those of all ranks of the axis in the order of their tokens, as of chunks_by_position. Tensors have tokens at
-    `token_dim` and heads at `head_dim`; each way takes one copy before the exchange and one after it.
+    """`chunks`: the chunks of all ranks of the axis in the order of their tokens, as from chunks_by_position. Tensors have tokens
+    at `token_dim` and heads at `head_dim`. Each direction makes one copy before the exchange and one after it.
     """
 
     axis: Axis
@@ -31,7 +31,7 @@ class HeadExchange:
         return groups.join_chunks(list(received), self.chunks, token_dim)
 
     def to_tokens(self, x: Tensor, token_dim: int, head_dim: int, repeat: int = 1) -> Tensor:
-        """The inverse; sums over repeated heads."""
+        """The inverse of to_heads; sums over repeated heads."""
         if self.axis.size == 1:
             return x
         received = groups.swap(self.axis, groups.split_chunks(x, self.chunks, token_dim))

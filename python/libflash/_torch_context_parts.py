@@ -1,8 +1,8 @@
 """The steps of a schedule without positions: calls of attention on parts of the rows and keys, as for a whole sequence.
 
-In both orders of tokens the visible pairs of a step's rows and keys are rectangles and triangles, and a call for each of them
-needs no kernel that knows positions: on Hopper GPUs those of wgmma serve it. The results of the steps, each rounded to the type
-of q, are merged at the end; gradients are added in float32 where there are more than two terms.
+In both orders of tokens the visible pairs of a step's rows and keys form rectangles and triangles. A call for each of them needs
+no kernel with positions, so Hopper GPUs can use the wgmma kernels. The results of the steps, each rounded to the type of q, are
+merged at the end; gradients are added in float32 if there are more than two terms.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ._torch_context_schedule import Schedule
 
 Tensor = torch.Tensor
-# Rows from which a schedule that allows for other kernels is faster beside transfers (sm_margin): measured on two H100s.
+# From this number of rows on, sm_margin makes the kernels faster during transfers: measured on two H100s.
 ROWS_BESIDE_TRANSFERS = 32768
-MOST_RESULTS = 4  # of a row that are kept before they are merged: each takes the memory of out
+MOST_RESULTS = 4  # results of a row before they are merged: each takes as much memory as out
 
 
 def serves(q: Tensor, packed: bool, window: tuple[int, int], causal: bool, options: dict[str, Any]) -> bool:
-    """Whether a schedule uses these calls. On the CPU, calls with positions are as fast."""
+    """Whether a schedule uses PartForward and PartBackward. On the CPU, calls with positions are as fast."""
     unbounded = window[0] < 0 and (window[1] < 0 or causal)
     plain = not packed and not options.get("dropout_p") and options.get("alibi_slopes") is None
     return q.is_cuda and q.element_size() == 2 and unbounded and plain
@@ -36,7 +36,7 @@ def serves(q: Tensor, packed: bool, window: tuple[int, int], causal: bool, optio
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that see the first `keys` keys: all of them, or if `causal` so that the last row sees the last key."""
+    """Rows that see the first `keys` keys: all rows see all of these keys or, if `causal`, the last row sees the last key."""
 
     rows: slice
     keys: int
@@ -45,7 +45,7 @@ class Part:
 
 @cache
 def parts_of(layout: Layout, rows: tuple[int, ...], columns: tuple[int, ...], causal: bool) -> tuple[Part, ...]:
-    """Of the rows that see a key; `rows` and `columns` are ranks. For one sequence without a window."""
+    """The parts of the rows that see a key; `rows` and `columns` are ranks. For one sequence without a window."""
     row, column = layout.local_tokens(rows).positions, layout.local_tokens(columns).positions
     seen = np.searchsorted(column, row, side="right") if causal else np.full(len(row), len(column))
     more = np.diff(seen)
@@ -67,15 +67,15 @@ def keys_used(parts: tuple[Part, ...]) -> int:
 
 
 def call_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of a schedule without what a part has of its own, or none."""
+    """The options of a schedule, without those that each part sets or that parts do not support."""
     return {
         name: value for name, value in options.items() if name not in ("causal", "window_size", "dropout_p", "seed", "offset")
     }
 
 
 class Sum:
-    """Of tensors (batch, tokens, ...), one of which has all `size` tokens, in the order in which they are added. Rounded once, if
-    there are two.
+    """The sum of tensors (batch, tokens, ...), one of which has all `size` tokens, in the order of add(). The sum of two tensors
+    is rounded once.
     """
 
     def __init__(self, size: int) -> None:
@@ -106,7 +106,7 @@ class Sum:
 
 
 class PartForward:
-    """out and lse of the rows of a rank, from its calls with the keys of one rank after the other; its own come first."""
+    """out and lse of the rows of a rank, from calls with the keys of one rank after another, beginning with its own keys."""
 
     def __init__(self, schedule: Schedule, q: Tensor, v: Tensor) -> None:
         del v
@@ -116,13 +116,13 @@ class PartForward:
         self.results: list[tuple[slice, Tensor, Tensor]] = []
 
     def add(self, k: Tensor, v: Tensor, rank: int, *, beside_kernels: bool = False) -> None:
-        """`beside_kernels`: those that send and receive."""
+        """`beside_kernels`: kernels that send and receive run at the same time."""
         beside = beside_kernels and self.q.shape[1] >= ROWS_BESIDE_TRANSFERS
         options = call_options(self.schedule.options) | {"sm_margin": int(beside)}
-        options.pop("deterministic", None)  # forward always is
+        options.pop("deterministic", None)  # forward is always deterministic
         if self.sink is not None:
             options["learnable_sink"] = self.sink
-        self.sink = None  # counts once
+        self.sink = None  # only the first call counts the sink
         for part in self.schedule.parts(self.schedule.ranks.ring.rank, rank):
             given = (self.q[:, part.rows], k[:, : part.keys], v[:, : part.keys])
             out, lse = _core.call_as_operator(_core.attention, given, options | {"causal": part.causal, "return_lse": True})
@@ -132,7 +132,7 @@ class PartForward:
             self.results = [(slice(0, self.q.shape[1]), out, lse)]
 
     def merged(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Of all results, for rows with the same results at a time."""
+        """The merged results. Rows with results of the same calls are merged together."""
         rows, out, lse = self.results[0]
         if len(self.results) == 1 and (rows.start, rows.stop) == (0, self.q.shape[1]):
             return out.to(dtype), lse
@@ -155,7 +155,7 @@ class PartForward:
 
 
 class PartBackward:
-    """dq of the rows of a rank, and for the keys of each rank in turn their part of dk and dv. `given`: dout, q, out, lse."""
+    """dq of a rank's rows and, for the keys of each rank in turn, these rows' part of dk and dv. `given`: dout, q, out, lse."""
 
     def __init__(self, schedule: Schedule, given: tuple[Tensor, ...], dlse: Tensor | None, dsink: Tensor | None) -> None:
         self.schedule = schedule
@@ -167,17 +167,17 @@ class PartBackward:
 
     @staticmethod
     def gradient_type(x: Tensor) -> torch.dtype:
-        """Of the gradient for x."""
+        """The type of the gradient for x."""
         return x.dtype
 
     def begin(self, k: Tensor, v: Tensor) -> tuple[()]:
-        """The first half of the heads with the rank's own keys: while it runs, the keys of the next step arrive."""
+        """Compute the first half of the heads with the rank's own keys, while the keys of the next step arrive."""
         self.own = (k, v, *(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (self.given[1], k, v)))
         self.own_heads(0, k.shape[2] // 2)
         return ()
 
     def end(self) -> tuple[Tensor, Tensor]:
-        """The other half: while it runs, the gradients of the last step are on their way."""
+        """Compute the other half of the heads, while the gradients of the last step are sent."""
         k, _, dq, dk, dv = self.own
         self.own_heads(k.shape[2] // 2, k.shape[2])
         self.own = ()
@@ -195,7 +195,7 @@ class PartBackward:
         self.gradients(part, k[:, :, keys], v[:, :, keys], dq[:, :, rows], rows, into, own=True)
 
     def add(self, k: Tensor, v: Tensor, rank: int, into: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """dk and dv of the keys of another rank, or of all, that are used: where `into` says, if one call makes them."""
+        """dk and dv of the used keys of another rank, or of all ranks. They are written to `into` if one call computes them."""
         parts = self.schedule.parts(self.schedule.ranks.ring.rank, rank)
         sums = Sum(keys_used(parts)), Sum(keys_used(parts))
         rows = slice(min(part.rows.start for part in parts), max(part.rows.stop for part in parts))
@@ -212,7 +212,7 @@ class PartBackward:
 
     def gradients(self, part: Part, k: Tensor, v: Tensor, dq: Tensor, heads: slice = slice(None),
                   into: tuple[Tensor, Tensor] | None = None, own: bool = False) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """dk and dv, in `into` if given. Writes dq, of some query heads. The sink counts with the rank's own keys."""
+        """dk and dv, in `into` if given. Writes dq of some query heads. The calls with the rank's own keys count the sink."""
         dout, q, out, lse = self.given
         options = call_options(self.schedule.options) | {"causal": part.causal, "dq": dq}
         if into is not None:

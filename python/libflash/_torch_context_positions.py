@@ -1,5 +1,5 @@
-"""The steps of a schedule as calls with positions: forward goes on from step to step (no merge), backward adds to float32 sums.
-Every option that a schedule has is served, on the CPU and, but for ALiBi in some orders, on GPUs.
+"""The steps of a schedule as calls with positions: each forward step continues the previous one (no merge), backward adds to
+float32 sums. They support every option of a schedule on the CPU and on GPUs, except ALiBi with some orders on GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def wide_type(x: Tensor) -> torch.dtype:
-    """Of sums and of lse."""
+    """The type of sums and of lse."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -29,7 +29,7 @@ def lse_shape(q: Tensor) -> tuple[int, ...]:
 
 
 class PositionForward:
-    """out and lse of the rows of a rank, from its calls with the keys of one rank after the other; its own come first."""
+    """out and lse of the rows of a rank, from calls with the keys of one rank after another, beginning with its own keys."""
 
     def __init__(self, schedule: Schedule, q: Tensor, v: Tensor) -> None:
         self.schedule = schedule
@@ -42,7 +42,7 @@ class PositionForward:
     def add(self, k: Tensor, v: Tensor, rank: int, *, beside_kernels: bool = False) -> None:
         del beside_kernels
         options = call_options(self.schedule, self.q, rank)
-        options.pop("deterministic", None)  # forward always is
+        options.pop("deterministic", None)  # forward is always deterministic
         if not self.resume and self.schedule.sink is not None:
             options["learnable_sink"] = self.schedule.sink
         options |= {"out": self.out, "lse": self.lse, "resume": self.resume}
@@ -54,12 +54,12 @@ class PositionForward:
 
 
 class PositionBackward:
-    """dq of the rows of a rank, and for the keys of each rank in turn their part of dk and dv. `given`: dout, q, out, lse."""
+    """dq of a rank's rows and, for the keys of each rank in turn, these rows' part of dk and dv. `given`: dout, q, out, lse."""
 
     def __init__(self, schedule: Schedule, given: tuple[Tensor, ...], dlse: Tensor | None, dsink: Tensor | None) -> None:
         self.schedule = schedule
         self.given = given
-        self.first: dict[str, Any] = {"dlse": dlse}  # options of the first call alone
+        self.first: dict[str, Any] = {"dlse": dlse}  # options of the first call only
         if dsink is not None:
             self.first |= {"learnable_sink": schedule.sink, "dsink": dsink}
         self.dq = self.like_gradients(given[1])
@@ -67,7 +67,7 @@ class PositionBackward:
         self.begun = False
 
     def gradient_type(self, x: Tensor) -> torch.dtype:
-        """Of the gradient for x."""
+        """The type of the gradient for x."""
         return x.dtype if self.schedule.ranks.ring.size == 1 else wide_type(x)
 
     def like_gradients(self, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class PositionBackward:
         return ()
 
     def add(self, k: Tensor, v: Tensor, rank: int, into: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """`into`: where dk and dv go, if given."""
+        """dk and dv, which are written to `into` if given."""
         dout, q, out, lse = self.given
         dk, dv = into if into is not None else (self.like_gradients(k), self.like_gradients(v))
         options = call_options(self.schedule, q, rank) | self.delta | {"dq": self.dq, "dk": dk, "dv": dv, "add": self.begun}
@@ -98,7 +98,7 @@ class PositionBackward:
 
 
 def call_options(schedule: Schedule, q: Tensor, rank: int) -> dict[str, Any]:
-    """With the keys of the rank with that number in the ring, or of all."""
+    """The options of a call with the keys of one rank of the ring, or of all ranks."""
     options = dict(schedule.options)
     rows, columns = schedule.local_tokens(schedule.ranks.ring.rank), schedule.local_tokens(rank)
     packed = schedule.layout.cu_seqlens is not None
@@ -112,7 +112,7 @@ def call_options(schedule: Schedule, q: Tensor, rank: int) -> dict[str, Any]:
 
 
 def tensor_of(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """The numbers as int32 on the device. On GPUs copies are kept: a copy for each step would hold up the host."""
+    """The numbers as int32 on the device. Copies on GPUs are cached, because a copy in each step would block the host."""
     made = np.array(numbers, dtype=np.int32, order="C")
     return _copied(made.tobytes(), made.shape, device) if device.type == "cuda" else torch.from_numpy(made)
 
@@ -123,7 +123,7 @@ def _copied(numbers: bytes, shape: tuple[int, ...], device: torch.device) -> Ten
 
 
 def side(name: str, held: LocalTokens, device: torch.device, batch: int | None) -> dict[str, Any]:
-    """Where rows or keys stand: one number for each sequence if those of a sequence are neighbours. batch: None if packed."""
+    """The positions of rows or keys: one number per sequence if the rows of a sequence are neighbours. batch: None if packed."""
     positions = held.positions
     if batch is None:
         starts = held.cu_seqlens[:-1]
@@ -137,7 +137,7 @@ def side(name: str, held: LocalTokens, device: torch.device, batch: int | None) 
 
 
 def are_neighbours(positions: np.ndarray, starts: np.ndarray) -> bool:
-    """Whether within each sequence, which begin at `starts`, each position follows that before it."""
+    """Whether positions are consecutive within each sequence; sequences begin at `starts`."""
     follows = np.ones(len(positions) + 1, dtype=bool)
     follows[1:-1] = np.diff(positions) == 1
     follows[starts] = True

@@ -1,9 +1,9 @@
-"""Attention of the rows of a rank over the keys of all ranks of an axis: passed on from rank to rank, or gathered.
+"""Attention of the rows of a rank over the keys of all ranks of an axis: keys are passed from rank to rank, or gathered.
 
-ring: in step t the rank with number r computes with the keys of rank r - t, which that rank sends to it directly; pairs of ranks
-without a visible pair of row and key send nothing, so with a window only neighbours talk. In backward, out and lse of the whole
-rows give each step its part of dq, and dk and dv of its keys, which go home and are added in the order of the steps. The keys of
-the next step are on their way during the computation.
+ring: in step t rank r computes with the keys of rank r - t, which that rank sends to it directly. Pairs of ranks without a
+visible pair of row and key send nothing, so with a window only neighbours send. In backward, each step computes, from out and lse
+of the whole rows, its part of dq, and dk and dv of its keys; dk and dv are sent back to the keys' rank and added in the order of
+the steps. The keys of the next step are sent during the computation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 @dataclass
 class Schedule:
     """`options`: of libflash.attention, the same in all steps. `window`: keys that a row sees to the left and right; -1: all.
-    `memory`: that of the ring, if its ranks share some.
+    `memory`: the symmetric memory of the ring, if it has some.
     """
 
     ranks: Ranks
@@ -79,7 +79,7 @@ class Schedule:
         return parts_of(self.layout, self.members(rows), self.members(columns), self.options["causal"])
 
     def cut(self, rows: int, columns: int, x: Tensor) -> Tensor:
-        """Of keys or values of the rank `columns`: those that `rows` needs."""
+        """The part of the keys or values x of the rank `columns` that the rank `rows` needs."""
         return x[:, : keys_used(self.parts(rows, columns))] if self.in_parts(x) else x
 
     def opened(
@@ -88,7 +88,7 @@ class Schedule:
         return opened(self.ranks.ring, self.memory, (k, v), gradient_types)
 
     def send_keys(self, transport: Transport, step: int, k: Tensor, v: Tensor) -> Arrival | None:
-        """Of a step: None after the last one."""
+        """Send the keys of a step. Returns None after the last step."""
         ring = self.ranks.ring
         if step >= ring.size:
             return None
@@ -98,7 +98,7 @@ class Schedule:
         return transport.keys(partners, sent, () if owner is None else tuple(self.cut(ring.rank, owner, x) for x in (k, v)))
 
     def send_gradients(self, transport: Transport, step: int, made: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Arrival:
-        """`like`: those of all keys of this rank."""
+        """Send the gradients of a step. `like`: shape and type of the gradients of all keys of this rank."""
         partners = self.partners(step)
         user = partners.user
         return transport.gradients(
@@ -157,7 +157,7 @@ class Schedule:
             if keys:
                 made = calls.add(keys[0], keys[1], self.owner(step), into=transport.room(keys))
             home.add(arriving.wait() if arriving else ())
-            arriving = None  # its memory is free when more arrives
+            arriving = None  # frees its memory before more arrives
             arriving = self.send_gradients(transport, step, made, like)
         home.add(calls.end())
         home.add(arriving.wait() if arriving else ())
@@ -172,7 +172,7 @@ class Schedule:
         return chunks_by_position(self.layout.order, tuple(range(self.ranks.ring.size)), self.ranks.size)
 
     def scatter_sum(self, x: Tensor) -> Tensor:
-        """Of the first tokens; the gradients of the others are zeros."""
+        """The sum over the ranks. x has the first tokens; the gradients of the other tokens are zeros."""
         missing = self.layout.tokens - x.shape[self.token_dim()]
         if missing > 0:
             x = torch.cat((x, x.new_zeros((x.shape[0], missing, *x.shape[2:]))), 1)
@@ -181,19 +181,19 @@ class Schedule:
 
 @cache
 def _anyone_sees(layout: Layout, heads: int, ring: int, window: tuple[int, int], step: int) -> bool:
-    """Whether in a step any rank uses keys; `heads`, `ring`: ranks of each axis."""
+    """Whether any rank uses keys in a step; `heads`, `ring`: the number of ranks of each axis."""
     members = [tuple(rank * heads + n for n in range(heads)) for rank in range(ring)]
     return any(layout.sees(members[rank], members[rank - step], window) for rank in range(ring))
 
 
 class GradientsOfKeys:
-    """dk and dv of this rank's keys: its own calls', and those of other ranks in the order of the steps."""
+    """dk and dv of this rank's keys: the sum of its own part and the parts of other ranks, in the order of the steps."""
 
     def __init__(self, size: int) -> None:
         self.sums = Sum(size), Sum(size)
 
     def add(self, made: tuple[Tensor, ...]) -> None:
-        """Of the first keys, or nothing. Those of packed sequences, without a dimension before the tokens, are always whole."""
+        """Add gradients of the first keys, or nothing. Packed gradients, without a batch dimension, always have all keys."""
         for total, x in zip(self.sums, made, strict=False):
             total.add(slice(0, x.shape[1]), x)
 

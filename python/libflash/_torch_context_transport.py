@@ -1,4 +1,4 @@
-"""How keys, values and gradients get from rank to rank of a ring during a call: two transports behind one interface.
+"""How keys, values and gradients are sent between the ranks of a ring during a call: two transports with one interface.
 
 messages          of torch.distributed. On GPUs kernels of NCCL send and receive them: beside attention these wait for
                   multiprocessors, or take them away.
@@ -42,23 +42,23 @@ class Partners:
 
 class Arrival(Protocol):
     def wait(self) -> tuple[Tensor, ...]:
-        """What has arrived; the current stream waits for it, not the host."""
+        """The received tensors. The current stream waits for them, not the host."""
 
 
 class Transport(Protocol):
-    """Of one call on one rank, whose keys and values it has."""
+    """The transport of one call on one rank. It has the rank's keys and values."""
 
     takes_multiprocessors: bool
 
     def keys(self, partners: Partners, sent: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Arrival:
-        """Those of the owner, which have the shapes of `like`; `sent`: what the user needs of this rank."""
+        """Receive keys and values of the owner, with the shapes of `like`. `sent`: the keys and values for the user."""
 
     def room(self, keys: tuple[Tensor, ...]) -> Pair | None:
-        """Where gradients of these keys may be written so that they need not be copied before they are sent."""
+        """Memory for gradients of these keys from which they can be sent without a copy, or None."""
 
     def gradients(self, partners: Partners, made: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Arrival:
-        """Those that the user has made for keys of this rank, which have the shapes of `like`; `made`: for those of the owner.
-        What arrived before has been waited for. All ranks call it in every step.
+        """Receive the gradients that the user has computed for keys of this rank, with the shapes of `like`. `made`: the
+        gradients for the owner's keys. The caller has waited for earlier arrivals. All ranks call it in every step.
         """
 
     def gather(self, chunks: Chunks, dim: int) -> tuple[Tensor, ...]:
@@ -66,7 +66,7 @@ class Transport(Protocol):
 
 
 class Messages:
-    """Of torch.distributed."""
+    """The transport by messages of torch.distributed."""
 
     takes_multiprocessors = True
 
@@ -97,29 +97,29 @@ class Pending(Protocol):
 
 
 class Peers(Protocol):
-    """Memory of all ranks of an axis, as much on each; its contents are not kept from call to call."""
+    """Symmetric memory of all ranks of an axis, of the same size on each. Its contents are not kept from call to call."""
 
     size: int
 
     def begin(self) -> None:
-        """A call begins: what it does comes after the calls before it, also on other streams."""
+        """Begin a call: its work is ordered after all earlier calls, including those on other streams."""
 
     def end(self) -> None:
-        """A call ends, or has failed: no copy is under way any more."""
+        """End a call, or clean up after a failed call: no copy is in flight afterwards."""
 
     def view(self, rank: int, begin: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The memory of a rank, from a byte on, as a contiguous tensor."""
+        """The memory of a rank, from byte `begin` on, as a contiguous tensor."""
 
     def barrier(self) -> None:
-        """The current stream waits until those of all ranks are here; what they wrote before is then visible."""
+        """The current stream waits until the streams of all ranks have reached the barrier. Earlier writes are then visible."""
 
     def copy(self, pairs: Sequence[Pair]) -> Pending:
-        """(to, from), contiguous: beside the current stream, after its work so far."""
+        """Copy (to, from) pairs of contiguous tensors on another stream, after the work so far of the current stream."""
 
 
 class Memory(Protocol):
     def reserve(self, axis: Axis, size: int) -> Peers | None:
-        """At least `size` bytes on each rank, which all ranks ask for; None if there is no such memory."""
+        """At least `size` bytes on each rank. All ranks call it. None if there is no such memory."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Regions:
-    """Of a call: K and V of the rank, and slots for the dK and dV that it makes for others."""
+    """The regions of a call: K and V of the rank, and slots for the dK and dV that it computes for other ranks."""
 
     keys: tuple[Region, Region]
     slots: tuple[tuple[Region, Region], ...]
@@ -145,7 +145,7 @@ class Regions:
 
 
 def regions_of(ranks: int, keys: Pair, gradient_types: tuple[torch.dtype, torch.dtype] | None) -> Regions:
-    """`gradient_types`: of dK and dV, in backward of a ring."""
+    """The layout of the memory. `gradient_types`: the types of dK and dV, in backward of a ring."""
     end = 0
 
     def placed(types: Sequence[torch.dtype]) -> tuple[Region, Region]:
@@ -172,29 +172,29 @@ class Copied:
 
 
 class Copies:
-    """Through symmetric memory.
+    """The transport through symmetric memory.
 
-    Gradients: a step's are written to a slot, all ranks meet, and each reads the slot of its user during the next step. The slot
-    is written again two steps later, when all ranks have met once more, after they waited for what they read.
+    Gradients: the gradients of a step are written to a slot; after a barrier each rank reads the slot of its user during the next
+    step. The slot is written again two steps later: before that, all ranks wait for their reads and pass another barrier.
     """
 
     takes_multiprocessors = False
 
     def __init__(self, axis: Axis, peers: Peers, regions: Regions, keys: Pair) -> None:
         self.axis, self.peers, self.regions = axis, peers, regions
-        self.meetings = 0  # of steps with gradients
+        self.meetings = 0  # barriers of steps with gradients
         peers.begin()
-        peers.barrier()  # nobody reads what an earlier call left
+        peers.barrier()  # no rank still reads data of an earlier call
         for region, x in zip(regions.keys, keys, strict=True):
             self.view(axis.rank, region).copy_(x)
         peers.barrier()
 
     def view(self, rank: int, region: Region, shape: Sequence[int] | None = None) -> Tensor:
-        """With another shape: as much of the region as that needs."""
+        """A region of a rank. With another shape: as much of the region as the shape needs."""
         return self.peers.view(rank, region.begin, region.shape if shape is None else shape, region.dtype)
 
     def keys(self, partners: Partners, sent: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Copied:
-        del sent  # the user takes it
+        del sent  # the user copies the keys itself
         if partners.owner is None:
             return Copied()
         sources = []
@@ -241,7 +241,7 @@ class Copies:
             made.append(joined)
             for position, (rank, n) in enumerate(chunks):
                 source = self.view(rank, region).narrow(dim, n * size, size)
-                away = (rank - self.axis.rank) % self.axis.size  # each rank begins with another one
+                away = (rank - self.axis.rank) % self.axis.size  # each rank begins with a different rank
                 pairs += [(away, pair) for pair in pieces(joined.narrow(dim, position * size, size), source)]
         pairs.sort(key=lambda pair: pair[0])
         self.peers.copy([pair for _, pair in pairs]).wait()
@@ -249,7 +249,7 @@ class Copies:
 
 
 def pieces(to: Tensor, source: Tensor) -> list[Pair]:
-    """Contiguous: a copy of others would be a kernel instead of work for a copy engine."""
+    """Pairs of contiguous tensors: other copies would be kernels instead of work for a copy engine."""
     if to.numel() == 0:
         return []
     if to.is_contiguous() and source.is_contiguous():
@@ -261,7 +261,7 @@ def pieces(to: Tensor, source: Tensor) -> list[Pair]:
 def opened(
     axis: Axis, memory: Memory | None, keys: Pair, gradient_types: tuple[torch.dtype, torch.dtype] | None = None
 ) -> Iterator[Transport]:
-    """For one call of all ranks of the axis, with memory that they have in common or with messages."""
+    """The transport for one call of all ranks of the axis: through their symmetric memory, or by messages."""
     regions = regions_of(axis.size, keys, gradient_types)
     peers = memory.reserve(axis, regions.size) if memory is not None and axis.size > 1 else None
     if peers is None:

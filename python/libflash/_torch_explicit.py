@@ -1,5 +1,5 @@
-"""libflash.attention_tangent, attention_backward and attention_backward_tangent where PyTorch records gradients or transforms: on
-the operators, which are differentiable as _torch_tangents.py says."""
+"""libflash.attention_tangent, attention_backward and attention_backward_tangent while PyTorch records gradients or transforms:
+they call the operators, which are differentiable (_torch_tangents.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KNOWN = known_options("attention")
 
 
 def operator_options(q: Tensor, options: dict[str, Any], others: dict[str, Tensor | None]) -> dict[str, Any]:
-    """Of a call of libflash, as the operators take them. `others`: tensors that attention does not have."""
+    """The options of a call of libflash, as arguments of the operators. `others`: tensors that attention does not have."""
     options = dict(options)
     dropout_p, seed, offset = (options.pop(name) for name in ("dropout_p", "seed", "offset"))
     numbers, tensors = given_options("attention", KNOWN, options)

@@ -1,7 +1,7 @@
 """FLOP counts of the operators for torch.utils.flop_counter.
 
 They follow PyTorch's counts for its own attention: matrix products only, two operations for a multiplication and an addition, all
-pairs of queries and keys, also masked ones. Packed sequences count the pairs within each sequence.
+pairs of queries and keys, including masked pairs. Packed sequences count the pairs within each sequence.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def attention_flops(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any)
 
 @register_flop_formula(torch.ops.libflash.attention_backward, get_raw=True)
 def backward_flops(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *args: Any, **options: Any) -> int:
-    """Five products: the scores once more, dP, dV, dQ and dK."""
+    """Five products: the scores again, dP, dV, dQ and dK."""
     return 2 * pairs(q, k, named("attention_backward", 6, args, options)) * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
 @register_flop_formula(torch.ops.libflash.attention_tangent, get_raw=True)
 def tangent_flops(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *args: Any, **options: Any) -> int:
-    """Five products, as if q, k and v all moved: the scores once more, their tangent (two), and two for that of out."""
+    """Five products, as if q, k and v all had tangents: the scores again, their tangent (two), and the tangent of out (two)."""
     return 2 * pairs(q, k, named("attention_tangent", 5, args, options)) * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
@@ -57,7 +57,7 @@ def tangent_flops(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *ar
 def delta_tangent_flops(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *args: Any, **options: Any
 ) -> int:
-    """As attention_tangent, although it may compute out once more."""
+    """As attention_tangent, although the operator may recompute out."""
     return 2 * pairs(q, k, named("attention_delta_tangent", 6, args, options)) * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
@@ -79,6 +79,6 @@ def decode_flops(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, *args: Any,
 
 
 def named(name: str, required: int, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """The optional arguments of an operator by their names; `args` follow the required ones."""
+    """The optional arguments of an operator by their names; `args` follow the required arguments."""
     schema = getattr(torch.ops.libflash, name).default._schema
     return {argument.name: x for argument, x in zip(schema.arguments[required:], args, strict=False)} | options

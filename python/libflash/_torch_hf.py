@@ -1,8 +1,8 @@
 """The attention function that Hugging Face transformers calls under the name "lf_attention".
 
 transformers requires two functions: attention, and one that makes the mask for it. Both follow the contract of its "sdpa"
-implementation, and the result is that of its "eager" one. The name must not contain "flash": transformers takes such names for
-packages of its own.
+implementation, and the result is that of its "eager" implementation. The name must not contain "flash": transformers takes such
+names for packages of its own.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ NAME = "lf_attention"
 Tensor = torch.Tensor
 
 SDPA = F.scaled_dot_product_attention
-# Where versions of PyTorch have context_parallel.
+# The modules in which versions of PyTorch have context_parallel.
 CONTEXT_PARALLEL = (
     "torch.distributed.tensor.experimental._context_parallel._attention", "torch.distributed.tensor.experimental._attention",
 )  # fmt: skip
 
-# Keywords that reach the attention function and change nothing in it: they steer other parts of the model, or the mask and the
-# rotary embedding, which are made before.
+# Keywords that reach the attention function and have no effect on it: they affect other parts of the model, or the mask and the
+# rotary embedding, which are computed before.
 HARMLESS = {
     "cache_position", "input_ids", "inputs_embeds", "interpolate_pos_encoding", "labels", "logits_to_keep", "mm_token_type_ids",
     "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_embeddings", "position_ids", "return_dict",
     "return_loss", "seq_idx", "token_type_ids", "use_cache",
 }  # fmt: skip
 
-# Model types whose attention modules have no is_causal, or a wrong one in some versions of transformers. Their
-# masks are always made, so that None needs no meaning.
+# Model types whose attention modules have no is_causal, or a wrong is_causal in some versions of transformers. Their masks are
+# always computed, so that None needs no meaning.
 ALWAYS_MASKED = {
     "align_text_model", "bigbird_pegasus", "clap_text_model", "informer", "nllb-moe", "pegasus_x", "splinter", "umt5",
 }  # fmt: skip
@@ -71,9 +71,9 @@ def forward(
     s_aux : (heads,)
         A learnable sink.
     cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), of self-attention over packed sequences
-        Tokens see those of their own sequence only, where the mask also allows it.
+        Tokens see only tokens of their own sequence that the mask also allows.
 
-    Raises UnsupportedError for any other keyword, unless it is None or is known not to change the result.
+    Raises UnsupportedError for any other keyword, unless its value is None or it is known not to change the result.
     """
     from .torch import attention
 
@@ -85,7 +85,7 @@ def forward(
     causal = False
     if attention_mask is None:
         causal = query.shape[2] > 1 and causality(module, is_causal)
-        if causal and key.shape[2] > query.shape[2]:  # a static cache; the rest of it is empty
+        if causal and key.shape[2] > query.shape[2]:  # a static cache, the rest of which is empty
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
             position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
         if sliding_window is not None and key.shape[2] > sliding_window:
@@ -144,7 +144,7 @@ def score_options(query: Tensor, attention_mask: Tensor | None, position_bias: T
 
 
 def in_accepted_type(query: Tensor, x: Tensor) -> Tensor:
-    """x in a type that the library accepts together with the query's."""
+    """x in a type that the library accepts together with the query's type."""
     return x if x.dtype in (torch.float32, query.dtype) else x.float()
 
 
@@ -169,7 +169,8 @@ def lengths(cu_seq_lens_q: Tensor, cu_seq_lens_k: Tensor, max_length_q: int | No
 
 
 def same_sequence(query: Tensor, cu_seq_lens: Tensor) -> Tensor:
-    """(batch, 1, seqlen, seqlen): whether two tokens are of one packed sequence. Rows of the batch follow each other."""
+    """(batch, 1, seqlen, seqlen): whether two tokens belong to the same packed sequence. The rows of the batch are
+    consecutive."""
     batch, seqlen = query.shape[0], query.shape[2]
     tokens = torch.arange(batch * seqlen, device=query.device, dtype=cu_seq_lens.dtype)
     sequence = torch.searchsorted(cu_seq_lens, tokens, right=True).view(batch, 1, seqlen)
@@ -186,7 +187,7 @@ def narrowed(attention_mask: Tensor, same: Tensor) -> Tensor:
 
 
 def refuse_unknown(module: torch.nn.Module, others: dict[str, Any], own: str = NAME, harmless: Set[str] = frozenset()) -> None:
-    """`harmless`: beside HARMLESS; `own`: the name of the attention function."""
+    """Refuse unknown keywords. `harmless`: allowed in addition to HARMLESS; `own`: the name of the attention function."""
     for name, given in others.items():
         if given is not None and name not in HARMLESS and name not in harmless and name != "output_attentions":
             raise UnsupportedError(
@@ -196,7 +197,7 @@ def refuse_unknown(module: torch.nn.Module, others: dict[str, Any], own: str = N
 
 
 def refuse_context_parallel() -> None:
-    """PyTorch's context_parallel replaces scaled_dot_product_attention alone: here a rank would attend to its own tokens only."""
+    """Refuse PyTorch's context_parallel: it replaces only scaled_dot_product_attention; here a rank would see only its tokens."""
     if F.scaled_dot_product_attention is not SDPA and any(
         F.scaled_dot_product_attention in getattr(sys.modules.get(name), "_replaced_functions", ()) for name in CONTEXT_PARALLEL
     ):
@@ -207,7 +208,7 @@ def refuse_context_parallel() -> None:
 
 
 def refuse_weights(module: torch.nn.Module, others: dict[str, Any], own: str = NAME) -> None:
-    """The weights of attention are requested by a keyword, in the configuration, or by transformers' hooks around the model."""
+    """Refuse requests for attention weights: by a keyword, in the configuration, or by transformers' hooks around the model."""
     requested = others.get("output_attentions") or getattr(getattr(module, "config", None), "output_attentions", False)
     if not requested and not torch.compiler.is_compiling():
         requested = any(name.endswith("attentions") for name in recorded())

@@ -52,7 +52,7 @@ def switch(models: tuple[Any, ...], paged: bool = False) -> list[Change]:
 
 
 def restore(changes: list[Change]) -> None:
-    """Undo the switch. A model that a later open switch covers stays as that one set it."""
+    """Undo the switch. A model that a later open switch covers stays as the later switch set it."""
     for change in changes:
         later = _changes[_changes.index(change) + 1 :]
         _changes.remove(change)
@@ -65,7 +65,7 @@ def restore(changes: list[Change]) -> None:
 
 
 def set_implementation(config: Any, name: str | None) -> None:
-    config._attn_implementation = {"": name}  # a plain name would go to all of its sub-configurations
+    config._attn_implementation = {"": name}  # a plain name would be copied to all sub-configurations
 
 
 def configurations(model: Any) -> list[Any]:
@@ -102,7 +102,7 @@ def configurations(model: Any) -> list[Any]:
 
 def uses_interface(part: torch.nn.Module) -> bool:
     """True if a function of this module's class refers to transformers' table of attention functions."""
-    if isinstance(part, sys.modules["transformers"].PreTrainedModel):  # it refers to the table, but its parts use it
+    if isinstance(part, sys.modules["transformers"].PreTrainedModel):  # it refers to the table; only its parts use it
         return False
     functions = (function for base in type(part).__mro__ if base is not torch.nn.Module for function in vars(base).values())
     return any("ALL_ATTENTION_FUNCTIONS" in names_in(function) for function in functions)

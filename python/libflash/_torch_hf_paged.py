@@ -1,12 +1,12 @@
 """The attention function for continuous batching in Hugging Face transformers (`model.generate_batch`).
 
 transformers packs chunks of prompts and single new tokens of many requests into one row, (1, heads, total, head_dim), and keeps
-keys and values in pages. Layers with full attention are one call of `libflash.decode`: it appends the new keys to the pages and
-reads the pages in place. For layers with a sliding window, whose pages are a ring that new keys overwrite, transformers gathers
-the keys of each request, and one call with packed sequences attends to them.
+keys and values in pages. A layer with full attention is one call of `libflash.decode`, which appends the new keys to the pages
+and reads the pages in place. For layers with a sliding window, whose pages are a ring buffer that new keys overwrite,
+transformers gathers the keys of each request, and one call with packed sequences computes attention over them.
 
-The name contains "flash", because transformers makes masks of (total, all keys) for any other name and refuses names that it does
-not know. enable(model, paged=True) sets it: where users request such a name, transformers looks for a package.
+The name contains "flash", because transformers makes masks of (total, all keys) for other names and refuses unknown names.
+enable(model, paged=True) sets the name: if a user requested such a name, transformers would look for a package.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 HARMLESS = {"logits_indices", "logits_processor_args", "max_length_q"}
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # the pages are views of one tensor that every layer writes
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the pages are views of one tensor, which every layer writes
 def forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -51,11 +51,11 @@ def forward(
     """query (1, heads, total, head_dim), key and value with their own number of heads; out (1, total, heads, head_dim).
 
     cache : transformers' PagedAttentionCache, to which the new keys and values are added
-    cu_seq_lens_q : (requests + 1,); cu_seq_lens_k : the same of the keys with the new ones, for each type of layer
-    read_index, write_index : for each type of layer, the rows of the cache that hold the keys, and that take the new ones
-    block_table : (types of layers, requests, columns), in place of the two
+    cu_seq_lens_q : (requests + 1,); cu_seq_lens_k : likewise for all keys, including new keys, for each type of layer
+    read_index, write_index : for each type of layer, the rows of the cache that hold the keys, and the rows for the new keys
+    block_table : (types of layers, requests, columns), in place of read_index and write_index
 
-    Raises UnsupportedError for what it does not know and for what a paged cache of transformers cannot have.
+    Raises UnsupportedError for unknown arguments and for options that a paged cache of transformers cannot have.
     """
     refuse_unknown(module, others, NAME, HARMLESS)
     refuse_weights(module, others, NAME)
@@ -78,7 +78,8 @@ def forward(
     options["cu_seqlens_q"] = ends = cu_seq_lens_q.to(torch.int32)
     keys = cu_seq_lens_k[allocator.layer_type].to(torch.int32)
     if allocator.supports_block_table:
-        # Each block of the cache has a page of keys and a page of values of every layer: a step along the pages of one layer.
+        # Each block of the cache has a page of keys and a page of values of every layer: the stride between the pages of one
+        # layer.
         step = allocator.block_physical_stride // allocator.tokens_per_page
         pages = tuple(x[::step] for x in allocator.get_cache_for_block_table(module.layer_idx))
         if block_table is not None:
@@ -115,7 +116,7 @@ def in_rows(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_k: Tensor, options: dict
 
 
 def rows_of(allocator: Any, read_index: list[Tensor] | None, write_index: list[Tensor] | None) -> Tensor:
-    """The rows of the cache that hold the keys of this step. Nothing is read where no request has older keys."""
+    """The rows of the cache that hold the keys of this step. Nothing is read if no request has older keys."""
     assert read_index is not None
     assert write_index is not None
     rows = read_index[allocator.index]
@@ -125,8 +126,8 @@ def rows_of(allocator: Any, read_index: list[Tensor] | None, write_index: list[T
 def table_of(rows: Tensor, cu_seqlens_k: Tensor, allocator: Any, longest: int | None = None) -> Tensor:
     """(requests, columns): the blocks of requests whose keys are these rows of the cache, one request after the other.
 
-    A page is the first rows of a block. Each request begins with a page, and its rows follow each other inside a page. -1 stands
-    where a request has no page. With `longest`, the most keys of a request, the GPU is not waited for.
+    A page is the first rows of a block. Each request begins at the start of a page, and its rows are consecutive inside a page.
+    -1 means that a request has no page. With `longest`, the most keys of a request, the host does not wait for the GPU.
     """
     page_size, block_size = allocator.tokens_per_page, allocator.block_physical_stride
     lengths = cu_seqlens_k.diff()
@@ -141,7 +142,7 @@ def table_of(rows: Tensor, cu_seqlens_k: Tensor, allocator: Any, longest: int | 
 
 
 def check_rows(expected: Tensor) -> None:
-    """On a GPU the program ends with an assertion instead, so that the host need not wait."""
+    """Check the rows. On a GPU a device-side assertion fails instead, so that the host need not wait."""
     said = f"transformers {version()} writes keys to other rows of its cache than {NAME} expects"
     if expected.is_cuda:
         torch.ops.aten._assert_async.msg(expected.all(), said)
@@ -164,7 +165,7 @@ def refuse_other_mathematics(
 
 
 def window_of(allocator: Any, kind: str, sliding_window: int | None) -> int | None:
-    """The keys that a row sees, with its own. None: all."""
+    """How many keys a row sees, including its own. None: all."""
     kept: int | None = getattr(allocator, "sliding_window", None)
     if kept is not None and sliding_window is not None and sliding_window != kept:
         raise UnsupportedError(f"{kind} passes sliding_window={sliding_window}; its cache keeps {kept} keys")
@@ -172,7 +173,7 @@ def window_of(allocator: Any, kind: str, sliding_window: int | None) -> int | No
 
 
 def allocator_of(cache: Any, module: torch.nn.Module) -> Any:
-    """What transformers has of the layer's pages."""
+    """transformers' allocator of the layer's pages."""
     try:
         return cache.layer_to_allocator[module.layer_idx]
     except AttributeError as error:
@@ -186,7 +187,7 @@ def version() -> str:
 
 
 def mask(*args: Any, use_vmap: bool = False, **options: Any) -> None:
-    """Causality and windows need no mask here. use_vmap: the model has a rule of its own."""
+    """Returns no mask: causality and windows need none here. use_vmap: the model has its own mask rule."""
     if use_vmap:
         raise UnsupportedError(f"the model makes a mask with a rule of its own; {NAME} knows causality and windows only")
 

@@ -18,7 +18,7 @@ def as_out(lse: Tensor, layout: str) -> Tensor:
 
 
 def as_lse(x: Tensor, layout: str) -> Tensor:
-    """The inverse of the above."""
+    """The inverse of as_out."""
     x = x.squeeze(-1)
     if x.dim() == 2:
         return x.t()
@@ -26,8 +26,8 @@ def as_lse(x: Tensor, layout: str) -> Tensor:
 
 
 def merge_of_operators(outs: Sequence[Tensor], lses: Sequence[Tensor], layout: str) -> tuple[Tensor, Tensor]:
-    """merge where a part carries a tangent: PyTorch's own operators have derivatives in every mode and of every order. Parts with
-    lse = -inf take part in nothing, whatever they hold."""
+    """merge if a part carries a tangent: PyTorch's own operators have derivatives in every mode and of every order. Parts with
+    lse = -inf contribute nothing, even if they hold NaN."""
     stacked = torch.stack(tuple(lses))
     counts = stacked > -float("inf")
     largest = stacked.amax(0).detach()

@@ -25,8 +25,8 @@ def options_of(function: str) -> list[Option]:
 
 
 def signed_as(function: str, **types: str) -> Callable[[F], F]:
-    """Decorator: help() and inspect show every option, although the function takes those that it only passes on as keywords.
-    `types` are those that differ from libflash's; such an option has the default None."""
+    """Decorator: help() and inspect show every option, even those that the function only passes on as keywords. `types`: the
+    types that differ from libflash's; such an option has the default None."""
 
     def set_signature(f: F) -> F:
         written = inspect.signature(f)
@@ -47,13 +47,13 @@ def signed_as(function: str, **types: str) -> Callable[[F], F]:
 
 def known_options(function: str) -> dict[str, tuple[str, str, Any]]:
     """For each option that a call passes on: its form, the operator's name for it, and its default."""
-    names = {"kernel": "kernel_name"}  # PyTorch's compiler has an argument `kernel` of its own
+    names = {"kernel": "kernel_name"}  # PyTorch's compiler reserves the argument name `kernel`
     return {
         option.name: (form_of(option), names.get(option.name, option.name), option.default) for option in options_of(function)
     }
 
 
-# Options of attention() that libflash.torch treats in another way: a BlockMask holds four tensors, packed results are filled, lse
+# Options of attention() that libflash.torch handles differently: a BlockMask holds four tensors, packed results are filled, lse
 # without out is refused, libflash.attention has no `deterministic`, and dropout draws a seed.
 NOT_DIRECT = ("block_mask", "cu_seqlens_q", "lse", "deterministic", "dropout_p", "seed", "offset")
 
@@ -82,20 +82,20 @@ def form_of(option: Option) -> str:
 
 
 def flag(x: Any, name: str) -> bool:
-    """_core.flag(), which torch.compile cannot trace, is called only for what is no bool of Python."""
+    """The value of a flag. _core.flag(), which torch.compile cannot trace, is called only for other types than bool."""
     return x if type(x) is bool else _core.flag(x, name)
 
 
 def require_tensors(**given: Any) -> None:
-    """PyTorch's own text for other arrays is a RuntimeError about the arguments of an operator. torch.compile makes tensors of
-    those of NumPy."""
+    """Refuse other arrays: PyTorch's own error would be a RuntimeError about the arguments of an operator. torch.compile converts
+    NumPy arrays to tensors."""
     for name, x in given.items():
         if x is not None and not isinstance(x, Tensor) and not torch.compiler.is_compiling():
             raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
 
 
 def constant(x: Any, name: str) -> Any:
-    """A number, from a tensor that is one and with respect to which nothing is differentiated."""
+    """A number; also from a tensor with one element, with respect to which nothing is differentiated."""
     if not isinstance(x, Tensor):
         return x
     if (torch.is_grad_enabled() and x.requires_grad) or (not torch.compiler.is_compiling() and is_transformed(x)):
@@ -132,7 +132,7 @@ def given_options(
         elif form == "flag":
             if flag(value, option) is not default:
                 numbers[name] = not default
-        elif form == "zero":  # the default is 0: None is as good
+        elif form == "zero":  # the default is 0: None means the same
             if number := constant(value, option):
                 numbers[name] = number
         elif form == "value":

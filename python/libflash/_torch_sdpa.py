@@ -1,7 +1,7 @@
 """PyTorch's scaled_dot_product_attention on libflash: the kernels of _torch_sdpa_operators.py in PyTorch's dispatcher.
 
 An operator is replaced together with its backward operator, and only if both have the schemas that the functions here were
-written for. A call that libflash does not serve goes to PyTorch's own kernel, and `left` counts it.
+written for. A call that libflash does not support runs on PyTorch's own kernel, and `left` counts it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Operator:
         self.name, self.key, self.function = name, key, function
 
     def refusal(self) -> str | None:
-        """Why the operator of this PyTorch is not the one that the function was written for; None if it is."""
+        """Why this PyTorch's operator differs from the one that the function was written for; None if it does not."""
         packet = getattr(torch.ops.aten, self.name, None)
         if packet is None:
             return f"this PyTorch ({torch.__version__}) has no such operator"
@@ -56,7 +56,7 @@ class _Operator:
 
     def install(self, library: Any, kernel: Callable[..., Any]) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Warning only once for all operators")  # it says that a kernel is overridden
+            warnings.filterwarnings("ignore", "Warning only once for all operators")  # the warning that a kernel is overridden
             library.impl(self.name, kernel, self.key, with_keyset=True, allow_override=True)
 
 
@@ -65,7 +65,8 @@ def _with_fallback(name: str, function: Callable[..., Any], original: Any) -> Ca
 
     def call(keyset: Any, *args: Any, **keywords: Any) -> Any:
         try:
-            # PyTorch has handled autograd and subclasses of Tensor before it calls these kernels; libflash must not once more.
+            # PyTorch has handled autograd and subclasses of Tensor before it calls these kernels; libflash must not handle them
+            # again.
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 return function(*map(_plain, args), **{name: _plain(x) for name, x in keywords.items()})
         except (UnsupportedError, InvalidError, NoDeviceError) as refusal:
@@ -113,8 +114,8 @@ def _operators() -> list[tuple[_Operator, _Operator]]:
 class _BackwardKernels:
     """The backward operators in PyTorch's dispatcher.
 
-    Once libflash has drawn a dropout mask they stay installed when it is switched off, because a later backward pass needs the
-    same mask, which only libflash can draw. They then serve such calls only.
+    Once libflash has drawn a dropout mask, these operators stay installed when libflash is switched off, because a later backward
+    pass needs the same mask, which only libflash can draw. They then serve only such calls.
     """
 
     def __init__(self) -> None:

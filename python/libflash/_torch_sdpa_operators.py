@@ -4,7 +4,7 @@ Tensors are (batch, heads, seqlen, head_dim), except those of _flash_attention_*
 PyTorch's compiler expects (torch/_meta_registrations.py), for arguments of any strides.
 
 is_causal is aligned top-left, except in the flash operators on CUDA, which come from flash-attn and are aligned bottom-right
-(scaled_dot_product_attention calls them with as many queries as keys only).
+(scaled_dot_product_attention calls them only with as many queries as keys).
 
 Argument names are those of PyTorch's schemas; _torch_sdpa.py compares them before it registers anything. A function raises
 UnsupportedError or InvalidError before it writes anything; the call then goes to PyTorch's own kernel.
@@ -31,7 +31,7 @@ def rows_contiguous(x: Tensor) -> Tensor:
 
 
 def copy_result(x: Tensor, result: Tensor) -> Tensor:
-    """x with the result, which the library wrote to rows_contiguous(x)."""
+    """Copies to x the result, which the library wrote to rows_contiguous(x). Returns x."""
     return x if x is result else x.copy_(result)
 
 
@@ -69,7 +69,7 @@ def backward(
     like: Callable[[Tensor], Tensor],
     **options: Any,
 ) -> Gradients:
-    """Gradients of query, key and value in memory that `like` makes."""
+    """Gradients of query, key and value, in memory that `like` allocates."""
     gradients = [like(x) for x in (query, key, value)]
     results = [rows_contiguous(x) for x in gradients]
     try:
@@ -185,7 +185,7 @@ def _flash_sdpa_backward(
 
 
 def like_packed(x: Tensor, cum_seq: Tensor | None) -> Tensor:
-    """Memory like x. If packed it is 0, because the library does not write rows that belong to no sequence."""
+    """Memory like x. If packed it is zeroed, because the library does not write rows that belong to no sequence."""
     return torch.empty_like(x) if cum_seq is None else torch.zeros_like(x)
 
 

@@ -2,7 +2,7 @@
 
 A forward operator returns two tensors that only its backward operator reads. PyTorch's kernels store a Philox seed and offset in
 them, libflash a seed and MARK. From the second tensor a backward operator knows which library drew the mask: the forward pass may
-have run on PyTorch's kernel although libflash is active now, and the other way round.
+have run on PyTorch's kernel although libflash is active now, or vice versa.
 
 The tensors are in host memory. While a CUDA graph is captured they are on the device, because the graph draws a new seed in each
 replay. Their values cannot be read then, and the storage offset of the second tensor says which library drew the mask.
@@ -36,7 +36,7 @@ def capturing(x: Tensor) -> bool:
 
 
 def draw(dropout_p: float, query: Tensor) -> RandomState:
-    """A new state from PyTorch's default generator; while a graph is captured, from that of the device."""
+    """A new state from PyTorch's default generator; while a graph is captured, from the device's generator."""
     device = query.device if capturing(query) else torch.device("cpu")
     if dropout_p == 0:
         return RandomState({}, torch.zeros(4, dtype=torch.int64, device=device))

@@ -1,4 +1,4 @@
-"""DTensors: sharding rules of the operators. Shards of the batch and of the heads are computed separately; others are gathered.
+"""DTensors: sharding rules of the operators. Shards of batch and heads are computed separately; other shards are gathered.
 
 Operators that write to their arguments have no rule: PyTorch might write to a gathered copy.
 """
@@ -17,7 +17,7 @@ SEQUENCES = ("dout", "q", "k", "v", "out", "k_cache", "v_cache", "k_rope_cache")
 SCORES = ("bias", "mask", "block_mask")  # (batch, heads, ...), aligned to the right, each full or 1
 LISTS = ("row_counts", "row_indices", "col_counts", "col_indices")  # (batch or 1, heads or 1, ...)
 BY_BATCH = ("seqused_q", "seqused_k", "cache_seqlens", "cache_leftpad", "cache_batch_idx", "block_table", "q_positions")
-# With the first two the cache's first axis is not the batch; rows of the others belong to several sequences.
+# With the first two options the cache's first axis is not the batch; with the others, rows belong to several sequences.
 NOT_BY_BATCH = ("block_table", "cache_batch_idx", "cu_seqlens_new", "tree_mask")
 
 

@@ -1,7 +1,7 @@
 """enable() and disable() of libflash.torch, which let existing models run on libflash.
 
-PyTorch keeps a registry of flash-attention implementations (torch.nn.attention). libflash enters itself there under the name
-"libflash" and never activates itself; enable() does, and puts back what was active before when it ends.
+PyTorch keeps a registry of flash-attention implementations (torch.nn.attention). libflash registers itself there under the name
+"libflash" without activating itself. enable() activates it; closing the switch restores the previous implementation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from . import _torch_hf_models, _torch_sdpa
 from ._errors import UnsupportedError
 
 NAME = "libflash"
-# In the text with which DTensor refuses PyTorch's operator, before any kernel runs: so in PyTorch's own context_parallel.
+# Part of the error text with which DTensor refuses PyTorch's operator before any kernel runs, for example in PyTorch's
+# context_parallel.
 NOT_DIVIDED = ("_scaled_dot_product_flash_attention_for_cpu", "sharding strategy")
 
 registry.register_flash_attention_impl(NAME, register_fn=_torch_sdpa.install)
@@ -52,7 +53,7 @@ _activation = _Activation()
 
 
 class Switch:
-    """What enable() did, to be undone by close() or at the end of a with statement."""
+    """The changes that enable() made. close(), or the end of a with statement, undoes them."""
 
     def __init__(self, sdpa: bool, models: tuple[Any, ...], paged: bool) -> None:
         self.sdpa = sdpa
@@ -67,8 +68,8 @@ class Switch:
 
         Returns
         -------
-        dict from the name of PyTorch's operator to a dict from each reason to the number of calls. An operator that is not taken
-        over at all is there with its reason and 0 calls: they are not counted.
+        dict from the name of PyTorch's operator to a dict from each reason to the number of calls. An operator that is not
+        replaced at all has its reason and 0 calls, because its calls are not counted.
         """
         result: dict[str, dict[str, int]] = {}
         for name, reason in _torch_sdpa.not_taken().items():
@@ -78,7 +79,7 @@ class Switch:
         return result
 
     def close(self) -> None:
-        """Undo it. What was active before comes back when the last switch that wants libflash is closed."""
+        """Undo the changes. The previous implementation is restored when the last switch that activated libflash is closed."""
         if self not in _switches:
             return
         _switches.remove(self)
@@ -117,17 +118,17 @@ def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
         transformers' attention interface. If transformers is loaded, the name is registered in any case, for
         `attn_implementation=` when a model is loaded.
     sdpa : bool
-        Take over torch.nn.functional.scaled_dot_product_attention, where PyTorch would choose a fused kernel: its flash kernel on
-        the CPU; flash, cuDNN or memory-efficient attention on CUDA. Masks and their meaning stay PyTorch's, and so does the
-        choice itself: what PyTorch gives to its math path stays there. A call that libflash does not serve runs on PyTorch's own
-        kernel, with one warning for each reason; Switch.left() tells what was left and why. Dropout draws its seed from PyTorch's
-        default generator, with a mask of its own.
-        Derivatives are those of PyTorch's operator, first ones in reverse mode; it refuses others, for which a model calls
-        libflash.torch.attention itself.
+        Replace torch.nn.functional.scaled_dot_product_attention where PyTorch would choose a fused kernel: its flash kernel on
+        the CPU; flash, cuDNN or memory-efficient attention on CUDA. Masks keep PyTorch's meaning, and PyTorch still makes the
+        choice: a call for which PyTorch chooses its math path stays there. A call that libflash does not support runs on
+        PyTorch's own kernel, with one warning for each reason; Switch.left() lists these calls and reasons. Dropout draws its
+        seed from PyTorch's default generator; the mask differs from PyTorch's.
+        Derivatives are those of PyTorch's operator: first derivatives in reverse mode. PyTorch refuses others; for these a model
+        must call libflash.torch.attention.
 
     paged : bool
-        The models run in transformers' continuous batching (generate_batch and its managers), and not otherwise: their attention
-        implementation becomes "lf_flash_paged". On the CPU the pages of layers with full attention are read in place.
+        The models run only in transformers' continuous batching (generate_batch and its managers): their attention implementation
+        becomes "lf_flash_paged". On the CPU the pages of layers with full attention are read in place.
 
     Returns
     -------
@@ -135,9 +136,9 @@ def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
 
     Raises
     ------
-    TypeError for what is no Hugging Face model, and for a model that does not use transformers' attention interface. Nothing is
-    switched then. UnsupportedError at the end of a with statement that ends because PyTorch cannot divide attention among
-    processes on the CPU, as in its own context_parallel with causal attention.
+    TypeError if an argument is not a Hugging Face model, or a model does not use transformers' attention interface. Then nothing
+    is switched. UnsupportedError at the end of a with statement that fails because PyTorch cannot divide attention among
+    processes on the CPU, as in PyTorch's context_parallel with causal attention.
     """
     return Switch(sdpa, models, paged)
 

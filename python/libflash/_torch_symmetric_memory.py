@@ -1,7 +1,7 @@
 """Memory that all ranks of a process group can read and write, for the transport `symmetric_memory`: PyTorch's symmetric memory.
 
-It is used where every rank has it and reaches all others: the ranks agree on that once for each group, in its first call. A
-group's memory grows when a call needs more, in which all ranks take part, and is freed with the group.
+It is used if every rank has it and can reach all other ranks: the ranks agree on this once for each group, in its first call. A
+group's memory grows when a call needs more, for which all ranks communicate, and is freed with the group.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from ._torch_context_transport import Pair, Peers
 Tensor = torch.Tensor
 TRANSPORTS = ("auto", "messages", "symmetric_memory")
 GRANULARITY = 1 << 21  # bytes
-TIMEOUT = 600_000  # milliseconds, where the group does not say its own
+TIMEOUT = 600_000  # milliseconds, if the group has no timeout
 NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 class Provider(Protocol):
-    """What makes such memory for tensors on one type of device."""
+    """Allocates symmetric memory for tensors on one type of device."""
 
     def card(self, device: torch.device) -> dict[str, Any]:
-        """What the other ranks must know of this one; `lacks`: why it cannot have such memory, or ''."""
+        """The facts that the other ranks need about this rank; `lacks`: why it cannot have symmetric memory, or ''."""
 
     def obstacle(self, cards: Sequence[dict[str, Any]]) -> str:
-        """Why ranks with these cards cannot share memory, or ''. The same on all ranks."""
+        """Why ranks with these cards cannot share memory, or ''. The result is the same on all ranks."""
 
     def allocate(self, size: int, device: torch.device) -> Any:
         """Memory of this rank."""
 
     def connect(self, block: Any, axis: Axis) -> Peers:
-        """That of all ranks, which call it together. It must not keep the group, which keeps it."""
+        """The memory of all ranks, which call it together. The result must not refer to the group, which refers to it."""
 
 
 class GpuProvider:
-    """PyTorch's symmetric memory, of which all ranks map that of the others."""
+    """PyTorch's symmetric memory: every rank maps the memory of all other ranks."""
 
     def card(self, device: torch.device) -> dict[str, Any]:
         others = [n for n in range(torch.cuda.device_count()) if n != device.index]
@@ -67,7 +67,7 @@ class GpuProvider:
         return ""
 
     def allocate(self, size: int, device: torch.device) -> Tensor:
-        """Not from a pool of PyTorch's allocator, as its empty() does: a pool would keep what a larger one has replaced."""
+        """Allocate outside of the pool that PyTorch's empty() uses: the pool would keep blocks that were replaced."""
         made: Tensor = pytorch()._SymmetricMemory.empty_strided_p2p((size,), [1], torch.uint8, device)
         return made
 
@@ -80,7 +80,7 @@ class GpuProvider:
 
 
 def pytorch() -> Any:
-    """Its module of symmetric memory."""
+    """PyTorch's module of symmetric memory."""
     return importlib.import_module("torch.distributed._symmetric_memory")
 
 
@@ -94,13 +94,13 @@ def what_pytorch_lacks(device: torch.device) -> str:
 
 
 def gpu_name(number: int) -> str:
-    """The same in all processes of a host."""
+    """A name of the GPU that is the same in all processes of a host."""
     properties = torch.cuda.get_device_properties(number)
     return str(getattr(properties, "uuid", number))
 
 
 def host() -> tuple[str, ...]:
-    """The host, and what must be the same for PyTorch's processes to find each other: they meet at a file."""
+    """The host, and the values that must be equal for PyTorch's processes to find each other by a file."""
     folders = [os.environ[name] for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR") if name in os.environ]
     made = [socket.gethostname(), *folders[:1]]
     for path in ("/proc/self/ns/mnt", "/proc/self/ns/pid"):
@@ -113,7 +113,7 @@ def host() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def without_multicast() -> Iterator[None]:
-    """PyTorch else adds a multicast object, which is not needed here and which some machines refuse."""
+    """Keeps PyTorch from adding a multicast object, which is not needed here and which some machines refuse."""
     before = os.environ.get(NO_MULTICAST)
     os.environ[NO_MULTICAST] = "1"
     try:
@@ -126,14 +126,14 @@ def without_multicast() -> Iterator[None]:
 
 
 def timeout_of(group: Any, device: torch.device) -> int:
-    """Milliseconds after which a rank that does not come is an error: that of the group's messages."""
+    """The timeout in milliseconds for a rank that does not reach a barrier: the timeout of the group's messages."""
     with contextlib.suppress(AttributeError, RuntimeError):
         return int(1000 * group._get_backend(device).options._timeout.total_seconds())
     return TIMEOUT
 
 
 class Event:
-    """Copies under way on a stream."""
+    """Copies in flight on a stream."""
 
     def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
         self.event = event
@@ -146,8 +146,8 @@ class Event:
 class GpuPeers:
     """Views of symmetric memory, a stream for copies, and PyTorch's barrier: a kernel of one warp on the current stream.
 
-    Nothing here waits on the host, and a barrier keeps no state but in the memory of its signals, which are zero before and
-    after it: calls can be captured in a graph.
+    Nothing here blocks the host, and a barrier has no state except its signals in memory, which are zero before and after it. So
+    calls can be captured in a graph.
     """
 
     def __init__(self, block: Tensor, handle: Any, timeout: int) -> None:
@@ -155,7 +155,7 @@ class GpuPeers:
         self.size = block.numel()
         self.device = block.device
         self.stream = torch.cuda.Stream(self.device)
-        self.copies = False  # whether some may be under way
+        self.copies = False  # whether copies may be in flight
         self.last: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
 
     def begin(self) -> None:
@@ -179,7 +179,7 @@ class GpuPeers:
         self.handle.barrier(channel=0, timeout_ms=self.timeout)
 
     def copy(self, pairs: Sequence[Pair]) -> Event:
-        """Between contiguous tensors of one type they are cudaMemcpyAsync: work for a copy engine."""
+        """Start copies. Between contiguous tensors of one type they are cudaMemcpyAsync: work for a copy engine."""
         self.copies = True
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
@@ -200,21 +200,21 @@ NAMED = "transport is 'symmetric_memory', and "
 
 
 class GroupMemory:
-    """Of this rank's group, as all its ranks see it. `obstacle`: why there is none, or ''."""
+    """The symmetric memory of this rank's group. `obstacle`: why there is none, or '', the same on all ranks."""
 
     def __init__(self, axis: Axis, device: torch.device, provider: Provider) -> None:
         self.device, self.provider = device, provider
         self.peers: Peers | None = None
-        self.captured: list[Peers] = []  # graphs use them as long as they exist, which is not known here
+        self.captured: list[Peers] = []  # used by graphs, whose lifetime is not known here
         self.obstacle = provider.obstacle(told(axis, device, provider.card(device)))
 
     @property
     def bytes(self) -> int:
-        """That this rank has allocated."""
+        """The bytes that this rank has allocated."""
         return sum(peers.size for peers in {id(x): x for x in (self.peers, *self.captured) if x is not None}.values())
 
     def reserve(self, axis: Axis, size: int) -> Peers | None:
-        """Sizes come from shapes, which are the same on all ranks: so are growth and its outcome."""
+        """Sizes follow from shapes, which are the same on all ranks. So all ranks grow their memory in the same calls."""
         if self.obstacle:
             return None
         if self.peers is None or self.peers.size < size:
@@ -249,7 +249,7 @@ class GroupMemory:
 
 
 def told(axis: Axis, device: torch.device, mine: Any) -> list[Any]:
-    """What each rank says."""
+    """The value of `mine` of each rank."""
     made: list[Any] = [None] * axis.size
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         dist.all_gather_object(made, mine, group=axis.group)
@@ -257,12 +257,12 @@ def told(axis: Axis, device: torch.device, mine: Any) -> list[Any]:
 
 
 def first_of(texts: Sequence[str]) -> str:
-    """That of the first rank that has one."""
+    """The text of the first rank that has one."""
     return next((f"rank {rank}: {said}" for rank, said in enumerate(texts) if said), "")
 
 
 class Required:
-    """Memory of a call that must not do without."""
+    """Symmetric memory for a call that requires it: raises an error if there is none."""
 
     def __init__(self, memory: GroupMemory) -> None:
         self.memory = memory
@@ -283,7 +283,7 @@ def check_transport(transport: Any) -> None:
 
 
 def memory_of(axis: Axis, device: torch.device, transport: str) -> GroupMemory | Required | None:
-    """For calls with tensors on this device. In the first one of a group all ranks take part; later ones only look it up."""
+    """The memory for calls with tensors on this device. All ranks communicate in a group's first call; later calls look it up."""
     if axis.size == 1 or transport == "messages":
         return None
     named = transport == "symmetric_memory"
@@ -309,7 +309,7 @@ def memory_of(axis: Axis, device: torch.device, transport: str) -> GroupMemory |
 
 
 def described(axis: Axis, device: torch.device, transport: str) -> tuple[str, str]:
-    """The transport that a call takes, and why, as far as this rank knows. Sends nothing."""
+    """The transport that a call uses, and the reason, as far as this rank knows. Sends nothing."""
     if transport != "auto":
         return transport, "requested"
     provider = PROVIDERS.get(device.type)
@@ -327,10 +327,10 @@ def described(axis: Axis, device: torch.device, transport: str) -> tuple[str, st
 
 
 def held() -> int:
-    """Bytes of all groups on this rank, which PyTorch's allocator does not count."""
+    """The bytes of all groups on this rank. PyTorch's allocator does not count them."""
     return sum(memory.bytes for known in _memories.values() for memory in known.values())
 
 
 def release() -> None:
-    """Free the memory of all groups, on all ranks; their next calls begin anew. Not while a graph uses it."""
+    """Free the memory of all groups, on all ranks; their next calls allocate it again. Not while a graph uses the memory."""
     _memories.clear()

@@ -1,4 +1,4 @@
-"""torch.vmap of the operators: the mapped axis is folded into the batch where that gives the same results. Otherwise the operator
+"""torch.vmap of the operators: the mapped axis is folded into the batch if this gives the same results. Otherwise the operator
 runs once for each slice."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rule(name: str, operator: Any) -> Callable[..., Any]:
 
 
 def of_many_tangents(size: int, given: dict[str, Any], dims: dict[str, Any]) -> Any:
-    """Many tangents of one call, as jacfwd has them: out and lse are computed once."""
+    """Many tangents of one call, as in jacfwd: out and lse are computed once."""
     primals = {name: x for name, x in given.items() if name not in MOVED}
     out, lse = torch.ops.libflash.attention.default(**primals)
     along = given | {"out": out, "lse": lse}
@@ -74,7 +74,7 @@ def slice_by_slice(operator: Any, size: int, given: dict[str, Any], dims: dict[s
         x = x.select(dim, i) if size > 0 else x.new_zeros(x.movedim(dim, 0).shape[1:])
         return x if name in written or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
-    slices = range(max(size, 1))  # of an axis of size 0 the shapes of results are needed
+    slices = range(max(size, 1))  # for an axis of size 0, one slice gives the shapes of the results
     results = [operator(**{name: part(x, dims.get(name), i, name) for name, x in given.items()}) for i in slices]
     if not isinstance(results[0], tuple) or not results[0]:
         return None, None

@@ -3,13 +3,12 @@
     from libflash.flash_attn import flash_attn_func             # was: from flash_attn import flash_attn_func
 
 Signatures, the order of arguments and returned values are those of flash-attn 2.8, https://github.com/Dao-AILab/flash-attention,
-with learnable_sink of flash-attn 4 as the last argument of the functions that have it there. What flash-attn 3 added comes behind
-it, by name: s_aux (learnable_sink), page_table (block_table), seqused_q, seqused_k, k_descale, v_descale, num_splits and qv are
-handled; scheduler_metadata, pack_gqa and sm_margin are hints to its kernels, which change no result here; attention_chunk and
-q_descale are refused, and with rotary_cos any rotary_seqlens but the tensor given as cache_seqlens.
-What is different:
+with learnable_sink of flash-attn 4 as the last argument of the functions that have it there. Arguments that flash-attn 3 added
+follow it, by name: s_aux (learnable_sink), page_table (block_table), seqused_q, seqused_k, k_descale, v_descale, num_splits and
+qv are supported; scheduler_metadata, pack_gqa and sm_margin are hints to flash-attn's kernels and have no effect here;
+attention_chunk and q_descale are refused. With rotary_cos, rotary_seqlens must be the tensor given as cache_seqlens. Differences:
 
-- Any device and type that libflash serves, any head_dim and page size, head_dim_v of its own.
+- Any device, type, head_dim and page size that libflash supports; head_dim_v may differ from head_dim.
 - softmax_lse of a row that sees no key is -inf, not +inf, and it is differentiable.
 - PyTorch tensors are differentiable; dropout draws from PyTorch's default generator. Arrays of other libraries are accepted by
   the same functions, forward only.
@@ -70,8 +69,9 @@ def flash_attn_func(
 
     heads must be a multiple of heads_k. causal and window_size (left, right; inclusive, -1: unbounded; two integers in a tuple, a
     list or an array) are aligned bottom-right. alibi_slopes is (heads,) or (batch, heads). dropout_p should be 0 in evaluation.
-    deterministic is about the gradients. learnable_sink, (heads,), is one more score in each row whose key has no value; it is
-    an argument of flash-attn 4; s_aux is its name in flash-attn 3. qv, k_descale and v_descale are for caches and refused.
+    deterministic applies to the gradients. learnable_sink, (heads,), is one more score in each row whose key has no value; it is
+    an argument of flash-attn 4, and s_aux is its name in flash-attn 3. qv, k_descale and v_descale are refused, because they are
+    for caches.
 
     Returns
     -------
@@ -163,13 +163,13 @@ def flash_attn_varlen_func(
 ) -> Any:
     """flash_attn_func of packed sequences: q (total_q, heads, head_dim), k and v (total_k, heads_k, head_dim).
 
-    cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. The lengths' maxima are not needed, but for
-    S_dmask. softmax_lse is (heads, total_q).
+    cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. The maxima of the lengths are needed only
+    for S_dmask. softmax_lse is (heads, total_q).
 
     block_table, (batch, columns) int32: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. They are read in
     place; with dropout, seqused_q and where gradients are recorded, PyTorch's are gathered into new memory first.
-    With pages, seqused_k (batch,) may stand in place of cu_seqlens_k, which is None then; where they are read in place, they may
-    have k_descale, v_descale and qv as in flash_attn_with_kvcache.
+    With pages, seqused_k (batch,) may replace cu_seqlens_k, which is then None; if the pages are read in place, they may have
+    k_descale, v_descale and qv as in flash_attn_with_kvcache.
     """
     three.refuse(attention_chunk, q_descale)
     three.check_hints(pack_gqa, sm_margin)
@@ -297,20 +297,20 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> Any:
-    """A few query rows (batch, seqlen_q, heads, head_dim) against a cache; `libflash.decode` says what each argument means.
+    """A few query rows (batch, seqlen_q, heads, head_dim) against a cache; `libflash.decode` explains each argument.
 
     k and v, (batch, seqlen_new, heads_k, head_dim), are first appended to the cache, in place, after the valid rows.
     cache_seqlens is an int or (batch,) int32. No gradients.
 
-    The last arguments are those of flash-attn 3 and 4, and come last here. Caches may be of float8_e4m3fn, float8_e5m2 or int8;
+    The arguments of flash-attn 3 and 4 come last. Caches may be of float8_e4m3fn, float8_e5m2 or int8;
     a cached value is its element times k_descale or v_descale, (batch, heads_k) float32, or of the other shapes that k_scale of
     `libflash.decode` may have. q has no scale: q_descale must be None. With cu_seqlens_q, (batch + 1,) int32, q is packed,
     (total_q, heads, head_dim), and so are k and v by cu_seqlens_k_new, default cu_seqlens_q.
     max_seqlen_q is not needed. learnable_sink, (heads,), is also called s_aux, and block_table page_table.
 
     qv, of q's shape with the channels of v_cache: the scores are q k + qv v, as in multi-head latent attention, where v_cache has
-    the latent vectors and k_cache the rope parts of keys. Without rotary_cos; only v_cache may have 8 bits then. On CUDA both
-    together have at most 576 channels, 256 with 8 bits or float32.
+    the latent vectors and k_cache the rope parts of keys. qv excludes rotary_cos, and with qv only v_cache may have 8 bits. On
+    CUDA both caches together have at most 576 channels, 256 with 8 bits or float32.
 
     Returns
     -------
@@ -427,13 +427,13 @@ def _check_flags(**flags: Any) -> None:
 
 
 def _is(x: Any, library: str, name: str) -> bool:
-    """True if x is a library.name. A library that is not imported cannot have made the array."""
+    """Whether x is an instance of library.name. A library that is not imported cannot have made the array."""
     module = sys.modules.get(library)
     return module is not None and isinstance(x, getattr(module, name))
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """(left, right) of a pair or of an array of two integers, as flash-attn takes them."""
+    """(left, right) from a pair or an array of two integers, as in flash-attn."""
     if window_size is None:
         return NO_WINDOW
     pair = window_size.tolist() if hasattr(window_size, "tolist") else window_size
@@ -455,7 +455,7 @@ def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
             f"{name} has shape {tuple(packed.shape)}; it needs {ndim} dimensions, the last but two of size {count}"
         )
     if _is(packed, "torch", "Tensor"):
-        return tuple(packed.unbind(-3))  # its gradient is one stack
+        return tuple(packed.unbind(-3))  # the gradient of unbind is a single stack
     return tuple(packed[..., i, :, :] for i in range(count))
 
 
@@ -475,7 +475,7 @@ def _numpy_seed(q: Array) -> int:
 
 
 def _reads_pages(q: Array, *others: Array | None) -> bool:
-    """Whether decode can take the call: without gradients. JAX says only later whether it wants some, and is refused then."""
+    """Whether decode can serve the call, because it needs no gradients. JAX decides later, and is then refused."""
     if not _is(q, "torch", "Tensor"):
         return True
     torch = sys.modules["torch"]
@@ -520,5 +520,5 @@ def _read_pages(
 
 
 def _splits(num_splits: int) -> dict[str, Any]:
-    """num_splits where it was given; 0, the default of libflash, lets the library choose."""
+    """num_splits, if given. With 0, libflash's default, the library chooses."""
     return {} if type(num_splits) is int and num_splits == 0 else {"num_splits": num_splits}

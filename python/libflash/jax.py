@@ -3,12 +3,12 @@
     import libflash.jax
     out = libflash.jax.attention(q, k, v, causal=True)
 
-`libflash.attention`, `decode` and `merge` call these functions by themselves for traced arrays, and for arrays of JAX on a GPU.
+`libflash.attention`, `decode` and `merge` call these functions for traced arrays, and for JAX arrays on a GPU.
 
 Wrong shapes and values raise libflash's own exceptions while JAX traces. Derivatives: reverse mode (grad, vjp, jacrev), forward
 mode (jvp, linearize, jacfwd) and second derivatives (hessian, grad of grad, jvp of grad, grad of jvp). A tangent of a tangent
 (jacfwd of jacfwd) and third derivatives raise UnsupportedError. vmap folds the new axis into the batch. On sharded arrays jit
-keeps shards of batch and heads in place; inside shard_map each device does its part.
+keeps shards of batch and heads in place; inside shard_map each device computes its part.
 
 jax.export requires a statement that libflash keeps its custom calls compatible. Dimensions may be symbolic; then shapes are
 checked when the program runs. Where the program is loaded, import libflash.jax first.
@@ -17,7 +17,7 @@ checked when the program runs. Where the program is loaded, import libflash.jax 
     exported = jax.export.export(jax.jit(step), disabled_checks=checks)(q, k, v)
 
 Inputs are row-major to XLA: a transposed view is copied. The number of threads on the CPU is LIBFLASH_NUM_THREADS from the
-environment, else all processors; set_num_threads does not reach compiled programs.
+environment, else all processors; set_num_threads does not affect compiled programs.
 """
 
 from __future__ import annotations
@@ -89,22 +89,23 @@ def attention(
 ) -> Array | tuple[Array, ...]:
     """Exact attention with gradients for q, k, v, bias and learnable_sink, through out and through lse.
 
-    Arguments, results and errors are those of `libflash.attention`, but for these:
+    Arguments, results and errors are those of `libflash.attention`, except for these:
 
     Numbers and texts are static: part of the compiled program, as with jit's static arguments.
     seed : int, integer array of no dimensions, PRNG key (jax.random.key or PRNGKey), or uint32 array (4,)
-        A Python number is static: give a key or an array for a mask that is new in each step of one compiled program. An integer
-        array counts modulo 2**64. The array (4,) holds seed and offset, low words first; with it, or with a key, offset stays 0.
+        A Python number is static: pass a key or an array for a new mask in each step of one compiled program. An integer array is
+        taken modulo 2**64. The array (4,) holds seed and offset, low words first; with it, or with a key, offset stays 0.
     offset : int, or integer array of no dimensions
     block_mask : the dense form
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k : int32 or int64 arrays, or lists
     deterministic : the gradients have the same bits in every run. On the CPU they always do.
     Rows of packed arrays that belong to no sequence are 0 (lse: -inf), in results and gradients.
-    return_stats : of "max_logit" and "entropy", static
+    return_stats : a subset of "max_logit" and "entropy", static
         Further results after out and lse, in this order, each with shape and type of lse: the largest score and the entropy of
         each row. The maximum of a head, for QK-clip, is max_logit.max((0, 2)), packed max_logit.max(1). They have no
         derivative: call jax.lax.stop_gradient on them; a gradient through them raises UnsupportedError, their tangent is NaN.
-    There are no out, lse, max_logit, entropy and stream: XLA owns memory and streams. There is no gradient for alibi_slopes.
+    There are no arguments out, lse, max_logit, entropy and stream, because XLA owns memory and streams. There is no gradient for
+    alibi_slopes.
     """
     given = dict(locals())
     return_lse = switch(return_lse, "return_lse")

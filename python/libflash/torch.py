@@ -8,7 +8,7 @@ tracing. Inside torch.compile and torch.export call it directly. enable() lets
 torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
 
 Work goes to PyTorch's current stream. torch.func's grad, vjp, vmap, jacrev, jvp, jacfwd and hessian work, and so do
-forward-mode AD and gradients of gradients (create_graph=True). DTensors that are sharded by batch or heads stay so.
+forward-mode AD and gradients of gradients (create_graph=True). DTensors that are sharded by batch or heads stay sharded.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Exact attention with gradients for q, k, v, bias and learnable_sink, through out and through lse.
 
-    Arguments, results and errors are those of `libflash.attention`, but for these:
+    Arguments, results and errors are those of `libflash.attention`, except for these:
 
     seed : int, int64 tensor of two elements (seed, offset), or None
         None draws both from the default generator of q's device (torch.manual_seed) in each call and in each replay of a CUDA
         graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
-    kernel : the forward's; the backward's is chosen by the library.
+    kernel : the forward kernel; the library chooses the backward kernel.
     deterministic : bool
-        The gradients have the same bits in every run; raises UnsupportedError if no kernel can do that. On the CPU they always
+        The gradients have the same bits in every run; raises UnsupportedError if no kernel supports it. On the CPU they always
         do.
-    out, lse : not for calls that record a gradient, and not cast under autocast.
-    max_logit, entropy : written beside a recorded gradient too; not inside torch.compile, torch.func and DTensor.
+    out, lse : not allowed if the call records a gradient; not cast under autocast.
+    max_logit, entropy : also written if the call records a gradient; not supported inside torch.compile, torch.func and DTensor.
     bias : also torch.nn.attention.bias.causal_upper_left(...) and causal_lower_right(...)
     Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as
     they are.
 
-    Under autocast q, k and v are cast to its type, as scaled_dot_product_attention's are. There is no stream argument: use
+    Under autocast q, k and v are cast to its type, as in scaled_dot_product_attention. There is no stream argument: use
     torch.cuda.stream. The gradient for alibi_slopes, third derivatives, and forward mode of forward mode raise UnsupportedError.
-    Forward mode within torch.compile ends the compiled graph and runs without it; fullgraph=True refuses it.
+    Forward mode within torch.compile causes a graph break; fullgraph=True refuses it.
     """
     if not torch.compiler.is_compiling() and not dropout_p:
         result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.attention, (q, k, v), options, DIRECT_ATTENTION)
@@ -99,7 +99,7 @@ def attention_with_pytorch(
     out: Tensor | None = None, lse: Tensor | None = None, max_logit: Tensor | None = None, entropy: Tensor | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """Where PyTorch records, casts, transforms or traces, and calls with options that the library does not have."""
+    """attention while PyTorch records, casts, transforms or traces, and with options that the library does not have."""
     return_lse = flag(return_lse, "return_lse")
     require_tensors(q=q, k=k, v=v, out=out, lse=lse)
     if type(options.get("bias")) is CausalBias:
@@ -133,7 +133,7 @@ def run_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
 
 
 def check_statistics(statistics: dict[str, Tensor], others: Iterable[Any]) -> None:
-    """They are written by the call itself, which a trace would not know, and have no derivatives."""
+    """Refuse statistics, which the call itself writes, in traces, which would miss the writes, and with derivatives."""
     for name, x in statistics.items():
         if torch.compiler.is_compiling() or not ops.eager(x, *others) or carries_tangent((x, *others)):
             raise UnsupportedError(
@@ -164,7 +164,7 @@ def attention_into(
 
 
 def with_causal_bias(q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
-    """causal and causal_align instead of a bias of torch.nn.attention.bias."""
+    """Replace a bias of torch.nn.attention.bias by causal and causal_align."""
     names = ("causal", "window_size", "seqused_q", "seqused_k", "cu_seqlens_q", "cu_seqlens_k")
     others = {name: options.get(name) for name in names}
     options["causal_align"] = causal_options(options.pop("bias"), q, k, options.get("layout", "bshd"), others)
@@ -172,7 +172,7 @@ def with_causal_bias(q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
 
 
 def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """The dropout mask's seed and offset: as numbers, or as a tensor on q's device, which a graph can compute in each run."""
+    """Add the dropout mask's seed and offset: as numbers, or as a tensor on q's device, which a graph can compute in each run."""
     if seed is None:
         seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if isinstance(seed, Tensor):
@@ -189,7 +189,7 @@ def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any],
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in autocast's type. Optional float32 tensors stay float32; others are cast too."""
+    """q, k and v in autocast's type. Optional float32 tensors stay float32; other tensors are cast, too."""
     if q.dtype == torch.float64 or not q.is_floating_point():
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
@@ -225,14 +225,14 @@ def decode(
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None = None, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """A few query rows per sequence against a cache of keys and values, for torch.compile and torch.export.
 
-    Arguments, results and errors are those of `libflash.decode` (without stream). With k and v the caches are written in place,
-    which compiled graphs know. Forward only: raises UnsupportedError for tensors that require a gradient while gradients are
-    recorded, or that carry a tangent.
+    Arguments, results and errors are those of `libflash.decode` (without stream). With k and v the caches are written in place;
+    compiled graphs take this into account. Forward only: raises UnsupportedError for tensors that require a gradient while
+    gradients are recorded, or that carry a tangent.
 
     Rows of packed tensors that belong to no sequence are 0 (lse: -inf); rows of a given out stay as they are.
 
-    Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
-    to the type of the caches. Caches of 8 bits and scales are not cast. With out or lse nothing is cast.
+    Under autocast all tensors, including the caches, are cast to its type. Caches that are written are not cast: with k and v, q,
+    k and v are cast to the type of the caches. Caches of 8 bits and scales are not cast. With out or lse nothing is cast.
     """
     if not torch.compiler.is_compiling():
         result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.decode, (q, k_cache, v_cache), options, DIRECT_DECODE)
@@ -278,7 +278,7 @@ def decode_with_pytorch(
 
 
 def with_tensor_scales(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Scales that are numbers, or tensors without dimensions, as tensors with one, which operators take."""
+    """Convert scales that are numbers, or tensors without dimensions, to tensors with one dimension, for the operators."""
     for name in ("k_scale", "v_scale"):
         x = options.get(name)
         if isinstance(x, Tensor):
@@ -311,8 +311,8 @@ def cache_write(
 ) -> None:
     """Write new rows of keys and values to slots of a cache, in place, for torch.compile and torch.export.
 
-    Arguments and errors are those of `libflash.cache_write` (without stream). Compiled graphs know that the caches are written.
-    There is no gradient: raises UnsupportedError for tensors that require one while gradients are recorded.
+    Arguments and errors are those of `libflash.cache_write` (without stream). Compiled graphs take into account that the caches
+    are written. There is no gradient: raises UnsupportedError for tensors that require a gradient while gradients are recorded.
     """
     require_tensors(
         k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots, k_rope_cache=k_rope_cache, k_rope=k_rope, rotary_cos=rotary_cos,
@@ -346,7 +346,7 @@ WRITTEN_PARTS = ("k_scale", "v_scale", "k_rope_cache")
 
 
 def written_parts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Takes from the options the further tensors that an append writes: scales of rows, and the rope part of the cache."""
+    """Removes from the options, and returns, the further tensors that an append writes: scales of rows, and k_rope_cache."""
     written = [name for name in WRITTEN_PARTS if name in tensors and (name == "k_rope_cache" or tensors[name].dim() > 2)]
     return {name: tensors.pop(name) for name in written}
 
@@ -371,7 +371,7 @@ def autocast_decode(
     k_rope: Tensor | None,
     tensors: dict[str, Tensor],
 ) -> tuple[Any, ...]:
-    """Caches of 8 bits are never cast: their elements are codes."""
+    """Cast the tensors of decode. Caches of 8 bits are never cast: their elements are codes."""
     if q.dtype == torch.float64 or not q.is_floating_point():
         return q, k_cache, v_cache, k, v, k_rope
     codes = k_cache.element_size() == 1
@@ -389,7 +389,7 @@ def autocast_decode(
 
 
 def written_to(out: Tensor | None, lse: Tensor | None, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The results, copied to the caller's tensors that were given."""
+    """The results, copied to the caller's tensors if given."""
     return (result[0] if out is None else out.copy_(result[0])), (result[1] if lse is None else lse.copy_(result[1]))
 
 
@@ -420,7 +420,7 @@ def merge(
     """Merge the results of several disjoint ranges of keys; differentiable any number of times in outs and lses, in
     reverse and in forward mode.
 
-    Arguments, results and errors are those of `libflash.merge` (without stream). Autocast changes nothing: the types of the parts
+    Arguments, results and errors are those of `libflash.merge` (without stream). Autocast has no effect: the types of the parts
     may differ.
     """
     return_lse = flag(return_lse, "return_lse")

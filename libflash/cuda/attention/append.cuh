@@ -44,8 +44,8 @@ struct Append {
         if (first < channels) to[first] = two.x;
         if (second < channels) to[second] = two.y;
     }
-    // Of a query or a key: as long as each other, for keys whose last channels are elsewhere are written by append_codes.cuh
-    // of sm80.
+    // Of a query or a key. Both have head_dim channels: sm80/append_codes.cuh writes keys whose last channels are in
+    // k_rope_cache.
     __device__ __forceinline__ Two load(const T* from, int slot) const {
         return load(from, first(slot), second(slot), params.head_dim);
     }
@@ -87,13 +87,13 @@ struct Append {
     __device__ __forceinline__ int query_position(int batch, int row) const {
         return cached_keys(params, batch) + (params.append.query_rows_advance ? row : 0);
     }
-    // `row`: in the batch entry or the packed tensor.
+    // `row`: the row in the batch entry or the packed tensor.
     __device__ __forceinline__ void rotate_query(int batch, int row, int head, int slot, int position) const {
         const AppendParams& append = params.append;
         rotate_row(row_of(append.q, batch, row, head), row_of(append.rotated_q, batch, row, head), slot, position);
     }
 
-    // The values of a view of the keys have been written with them.
+    // Where the values are a view of the keys, v_new has no data: writing the keys writes the values.
     __device__ __forceinline__ void append_row(const AppendedKey& row, int head, int slot) const {
         const CacheParams& cache = params.cache;
         const KeyLocation location = row.location(params);
@@ -105,7 +105,7 @@ struct Append {
                         row_of(cache.v, location.page, location.row, head), slot);
     }
 
-    // A query row of sequences of any lengths. `row`: of all sequences.
+    // Rotates a query row of sequences of any lengths. `row`: counted over all sequences.
     __device__ __forceinline__ void rotate_ragged_query(int row, int head, int slot) const {
         const RaggedParams& ragged = params.ragged;
         const RaggedRow own = RaggedRow::of(ragged.queries, params.batch, row);

@@ -1,5 +1,5 @@
 // The kernels of backward that all architectures share: softmax statistics of the query rows, which run before dK/dV, and the
-// gradients of sink and bias. Also the launch of one step.
+// gradients of sink and bias. Also the launches of a step.
 #pragma once
 
 #include "cuda/attention/dbias.cuh"
@@ -53,8 +53,8 @@ inline int enqueue(void (*kernel)(BackwardParams), const LaunchShape& shape, con
 }
 
 // Calls launch(shape, params) for each launch of the dK/dV kernel until one fails; the launches of a key tile follow each other.
-// Returns the last CUDA error. Persistent thread blocks take each number of a work tile once, the first ones without the counter
-// unless the order is fixed, and one too many each.
+// Returns the last CUDA error. taken_before: persistent thread blocks take the number of each work tile once, and each thread
+// block takes one number too many. Without a fixed order each takes its first number without the counter.
 template <class Launch>
 int for_each_part(const BackwardPlan& plan, BackwardParams params, const Launch& launch) {
     const BackwardParts& parts = plan.parts;

@@ -1,6 +1,6 @@
 // The gradient of the bias, and its tangent: sums over the dimensions in which the bias is broadcast. A thread block computes one
-// tile and adds up what all batch entries, heads and tiles give that share it, so every element is written once and its sum has a
-// fixed order.
+// tile of the bias: it adds the contributions of all batch entries, heads and tiles that share this tile. So every element is
+// written once and its sum has a fixed order.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -14,7 +14,7 @@ struct BiasTile {
 
 __device__ __forceinline__ int tile_count(int extent, int tile) { return (extent + tile - 1) / tile; }
 
-// The tile of kBlockM x kBlockN elements of a thread block.
+// The tile of the bias (kBlockM x kBlockN elements) that a thread block computes.
 template <int kBlockM, int kBlockN>
 __device__ __forceinline__ BiasTile bias_tile_of(const ScoreGradientParams& bias, unsigned block) {
     const int cols = tile_count(bias.extent[3], kBlockN), rows = tile_count(bias.extent[2], kBlockM);
@@ -41,14 +41,14 @@ struct BiasRows {
     TileCoordinates at;
     BiasRange row_tiles;  // of the batch entry
 
-    // next() goes to the first one.
+    // The first next() goes to the first tile.
     template <class Params>
     __device__ __forceinline__ void start(const Params& params, const ScoreGradientParams& bias, const BiasTile& of) {
         tile = of;
         at = {BiasRange(of.batch, bias.extent[0], params.batch).begin - 1, params.heads_q, 0};
         row_tiles.begin = row_tiles.end = 0;
     }
-    // False: none is left.
+    // Returns false if none is left.
     template <class Params>
     __device__ __forceinline__ bool next(const Params& params, const ScoreGradientParams& bias) {
         const BiasRange batches(tile.batch, bias.extent[0], params.batch), heads(tile.head, bias.extent[1], params.heads_q);
@@ -66,7 +66,7 @@ struct BiasRows {
     }
 };
 
-// Writes a tile. value(row, col): its sums; where the bias is broadcast over rows or columns, they are added up here.
+// Writes a tile. value(row, col): a sum of the tile; where the bias is broadcast over rows or columns, these sums are added here.
 // write(index, sum) stores an element.
 template <int kBlockM, int kBlockN, int kThreads, class Value, class Write>
 __device__ __forceinline__ void write_bias_tile(const ScoreGradientParams& bias, const BiasTile& tile, int thread,

@@ -13,13 +13,13 @@ __device__ __forceinline__ uint32_t pair_of_halves(uint32_t halves, __nv_bfloat1
     return pack_pair(low_of(halves, __half()), high_of(halves, __half()), __nv_bfloat16());
 }
 
-// Bytes 0 and 2 of `four`, int8, as a pair of bfloat16. Their last seven bits are added to 128; from that 128 or, for a number
-// below 0, 256 are subtracted.
+// Bytes 0 and 2 (int8) of `four`, as a pair of bfloat16. Computes 128 plus the last seven bits of a byte, then subtracts 128 or,
+// for a negative number, 256.
 __device__ __forceinline__ uint32_t bfloats_of_low_bytes(uint32_t four) {
     return subtract_pair((four & 0x007f007fu) | 0x43004300u, (four & 0x00800080u) | 0x43004300u, __nv_bfloat16());
 }
 
-// Codes 2 * kPair and 2 * kPair + 1 of `four`. kCode: their type.
+// Converts codes 2 * kPair and 2 * kPair + 1 of `four`. kCode: their type.
 template <CodeType kCode, int kPair, class T>
 __device__ __forceinline__ uint32_t values_of_codes(uint32_t four, T) {
     if constexpr (kCode == CodeType::e4m3) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ uint32_t values_of_codes(uint32_t four, T) {
     }
 }
 
-// Codes kFirst and kFirst + 2 of `four`.
+// Converts codes kFirst and kFirst + 2 of `four`.
 template <CodeType kCode, int kFirst, class T>
 __device__ __forceinline__ uint32_t values_of_every_second(uint32_t four, T) {
     if constexpr (kCode == CodeType::e5m2) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t values_of_every_second(uint32_t four, T) {
     }
 }
 
-// Sixteen codes to sixteen numbers.
+// Converts sixteen codes to sixteen numbers.
 template <CodeType kCode, class T>
 __device__ __forceinline__ void widen_codes(const uint4& codes, uint4& low, uint4& high, T) {
     low = {values_of_codes<kCode, 0>(codes.x, T()), values_of_codes<kCode, 1>(codes.x, T()),

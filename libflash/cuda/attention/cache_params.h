@@ -7,15 +7,15 @@
 
 namespace libflash::cuda {
 
-// What the elements of a cache are: the type of the rows, or codes of 8 bits.
+// The elements of a cache: none: the type of the rows, otherwise codes of 8 bits.
 enum class CodeType : int32_t { none, e4m3, e5m2, int8 };
 
-// Where the scale of a cached row is: strides in elements, 0 along what it does not depend on.
+// Where the scales of cached rows are. Strides in elements; 0 for a dimension on which the scales do not depend.
 struct CacheScaleParams {
     float* data;                             // nullptr: no scales
     int64_t batch, block, row, head, group;  // block: an entry or a page
     int32_t groups;                          // of channels
-    bool of_rows;                            // a write computes the scales of its rows
+    bool of_rows;                            // each row has its own scales: a write computes them
 };
 
 struct RotaryParams {
@@ -25,15 +25,15 @@ struct RotaryParams {
     bool interleaved, is_float;
 };
 
-// New rows to slots of a cache. Row strides of new rows: `batch` is 0. Strides of the cache: `batch` is that of entries or pages.
+// Writes of new rows to slots of a cache. `batch` strides: 0 for new rows; the stride of entries or pages for the cache.
 struct CacheWriteParams {
-    RowsParams k_new, v_new, rope_new, k, v, rope;  // data is nullptr where there is no such part
+    RowsParams k_new, v_new, rope_new, k, v, rope;  // data is nullptr if a part does not exist
     CacheScaleParams k_scale, v_scale;
     RotaryParams rotary;
     const void* slots;
     const int32_t* positions;  // with a rotary embedding
     int64_t rows, cache_blocks, cache_block_rows;
-    int32_t heads, parts;  // parts: of keys, values and rope parts those that are there
+    int32_t heads, parts;  // parts: how many of keys, values and rope parts exist
     int32_t channels, channels_v, channels_rope;
     CodeType code;
     bool wide_slots;  // int64, else int32

@@ -1,5 +1,5 @@
-// A shard of the keys of each sequence, as problem/cache_shard.h has it on the host: a key of this shard is row row_of_key() of
-// the cache.
+// A shard of the keys of each sequence, as problem/cache_shard.h on the host: row_of_key() is the row in the cache of a key of
+// this shard.
 #pragma once
 
 #include "cuda/attention/decode_params.h"

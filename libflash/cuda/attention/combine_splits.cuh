@@ -17,13 +17,13 @@
 
 namespace libflash::cuda {
 
-// Row of the workspace; with packed rows, batch 0 has those of all sequences. `row`: query row * group_size + query head within
-// the key head's group.
+// Row of the workspace. With packed rows, batch 0 has the rows of all sequences. `row`: query row * group_size + query head
+// within the key head's group.
 __device__ __forceinline__ int64_t partial_row(const DecodeParams& p, int batch, int head_k, int row) {
     return (int64_t{batch} * p.heads_k + head_k) * (int64_t{p.seqlen_q} * p.group_size) + row;
 }
 
-// The same beside long chunks: a sequence has as many rows as its tiles may have.
+// Row of the workspace if the prefill kernel takes long chunks: each sequence has as many rows as its tiles can have.
 __device__ __forceinline__ int64_t short_partial_row(const DecodeParams& p, int tile_rows, int batch, int head_k, int row) {
     return (int64_t{batch} * p.heads_k + head_k) * (static_cast<int>(p.ragged.short_tiles.divisor) * tile_rows) + row;
 }
@@ -34,8 +34,8 @@ __device__ __forceinline__ float sink_of(const DecodeParams& p, int batch, int h
     return p.sink.data ? head_number<T>(p.sink, batch, head) * kLog2e : -INFINITY;
 }
 
-// The factor that the sink leaves for the result of a row whose splits together have the LSE ranges_lse (base 2). The thread with
-// `writes` stores lse.
+// The factor by which the sink reduces the result of a row. ranges_lse: the LSE of all splits of the row together (base 2). The
+// thread with `writes` stores lse.
 __device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, int row, int head, float ranges_lse, float sink,
                                             bool writes) {
     const float largest = fmaxf(ranges_lse, sink);
@@ -65,11 +65,11 @@ __device__ __forceinline__ void store_pair(const DecodeParams& p, int batch, int
 }
 
 // Splits are processed in groups of 32: lane n of every warp computes the weight of split n of the group, and each warp adds up a
-// quarter of the group, or an eighth of wide rows. kHeadDim: channels of the values.
+// quarter of the group (an eighth for wide rows). kHeadDim: channels of the values.
 // Out: the type of the results, T or float.
 template <class T, int kHeadDim, class Out = T>
 struct CombineSplits {
-    // Small code: the type of the results is decided at run time, and groups are not loaded ahead.
+    // For small code, wide rows decide the type of the results at run time and do not load groups ahead.
     static constexpr bool kWide = kHeadDim > 256;
     static constexpr int kWarps = kWide ? 8 : 4, kThreads = kWarps * 32;
     static constexpr int kPairs = kHeadDim / 64;  // channel pairs per lane
@@ -79,7 +79,7 @@ struct CombineSplits {
     const float *lse, *out;  // of the first split of the row
     const int lane, warp;
     using Loaded = float2[kShare][kPairs];
-    Loaded even, odd;  // of the current group and the next one
+    Loaded even, odd;  // of the current group and the next group
     float2 sums[kPairs];
 
     __device__ __forceinline__ CombineSplits(const DecodeParams& p, int64_t row)
@@ -88,7 +88,7 @@ struct CombineSplits {
 
     __device__ __forceinline__ float lse_of(int range) const { return range < params.splits ? lse[range] : -INFINITY; }
 
-    // Also loads splits without keys, whose values are undefined and not used: waiting for the LSE first would take longer.
+    // Also loads splits without keys, whose values are undefined and not used: first waiting for the LSE would take longer.
     __device__ __forceinline__ void load(Loaded& loaded, int group) const {
         if (group >= params.splits) return;
 #pragma unroll
@@ -193,7 +193,7 @@ struct CombinedRows {
         return {batch, head_k * p.group_size + packed - row * p.group_size, 1, row, blockIdx.x, 0};
     }
 
-    // Beside long chunks: all rows of a sequence, if they are those of the decode kernels.
+    // If the prefill kernel takes long chunks: all rows of a sequence, if the decode kernels compute it.
     template <int kTileRows>
     __device__ __forceinline__ static CombinedRows sequence(const DecodeParams& p) {
         const int head_index = divide(blockIdx.x, p.by_group), batch = divide(head_index, p.by_heads);
@@ -205,8 +205,8 @@ struct CombinedRows {
     }
 };
 
-// Thread blocks of combine for which a multiprocessor must have registers; 0: any number. Without it ptxas makes room for a sixth
-// one at head_dim 64, and spills.
+// Minimum number of thread blocks of combine per multiprocessor (for __launch_bounds__); 0: any number. Without it ptxas makes
+// room for a sixth thread block at head_dim 64, and spills.
 constexpr int fewest_combine_blocks(int head_dim) { return head_dim == 64 ? 5 : 0; }
 
 template <class Kernel, class T, class Out>
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(CombineSplits<T, Kernel::config.head_dim_v, Ou
     if (params.ragged.most_rows > 0) {
         rows = CombinedRows::sequence<Kernel::config.tile_k>(params);
     } else if (queries.cu && RaggedRow::of(queries, params.batch, rows.first).batch < 0) {
-        return;  // rows of no sequence are not touched
+        return;  // rows that belong to no sequence are not written
     }
 #pragma unroll 1
     for (int i = 0; i < rows.count; ++i) {

@@ -13,7 +13,7 @@ struct Dbias : QueryRows<T, kHeadDim, true> {
     using Base::params, Base::shared, Base::work, Base::q_rows, Base::tiles, Base::lane, Base::warp, Base::thread;
     using typename Base::Scores;
     static constexpr int kChunks = kBlockN / kChunk;
-    static constexpr int kSumBytes = kBlockM * kBlockN * 4;  // in the same memory as the tiles
+    static constexpr int kSumBytes = kBlockM * kBlockN * 4;  // the sums overwrite the tiles
     static constexpr int kSharedBytes = Base::kSharedBytes > kSumBytes ? Base::kSharedBytes : kSumBytes;
 
     float sums[kChunks][kSlabs][kBlocks][4];

@@ -1,5 +1,6 @@
-// The keys that a thread block of decode works on, and the address of each: a contiguous cache entry, or a page of the block
-// table. Lengths, entries and page numbers come from device memory unchecked; here they are clamped to the size of the cache.
+// The keys that a thread block of decode computes, and the address of each key: in a contiguous cache entry, or in a page of the
+// block table. Lengths, entries and page numbers come from device memory unchecked; they are clamped here to the size of the
+// cache.
 #pragma once
 
 #include "cuda/attention/cache_shard.cuh"
@@ -25,14 +26,14 @@ __device__ __forceinline__ int cached_keys(const CacheParams& cache, int batch, 
     const int given = cache.seqlens ? Numbers::load(cache.seqlens + batch) : cache.default_seqlen;
     return min(max(given, 0), most);
 }
-// With those of other shards.
+// Valid keys of a sequence before the call, including keys of other shards.
 __device__ __forceinline__ int cached_keys(const DecodeParams& params, int batch) {
     return cached_keys(params.cache, batch, params.shard.most_keys);
 }
 
-// The number of keys of one sequence. A shard of the keys has `existing` of all of them.
+// The number of keys of one sequence. With a shard of the keys, `length` counts all keys, `existing` only the keys of the shard.
 struct KeyCount {
-    int32_t length;    // with the new keys, also those that do not fit into the cache: positions count them
+    int32_t length;    // with all new keys, even those that do not fit into the cache: positions count them
     int32_t existing;  // keys that fit into the cache: keys from here on are absent
     int32_t leftpad;
 
@@ -72,9 +73,9 @@ struct KeyLocationsOf {
         return {Numbers::load(table + column * column_stride), key - column * static_cast<int>(page_size.divisor)};
     }
 
-    // The same in two steps: begin_lookup() copies the block table entry to `copy` in shared memory with cp.async;
-    // finish_lookup() reads it after the caller has waited for that copy. A load into a register would not help: the compiler
-    // waits for it at once, to move the value to the register where the next iteration of the loop expects it.
+    // of() in two steps: begin_lookup() copies the block table entry to `copy` in shared memory with cp.async; finish_lookup()
+    // reads it after the caller has waited for the copy. A load into a register would not help: the compiler waits for the load
+    // at once, to move the value to the register where the next iteration of the loop expects it.
     __device__ __forceinline__ void begin_lookup(int32_t* copy, int key) const {
         if (table) cp_async_4(shared_address(copy), table + divide(key, page_size) * column_stride);
     }
@@ -90,7 +91,7 @@ using KeyLocations = KeyLocationsOf<PlainLoad>;
 struct VisibleKeys {
     int32_t length, existing, leftpad;  // of the sequence
     int32_t first, last;                // keys of this split: [first, last)
-    int32_t plain, plain_end;           // all of the rows see these keys: [plain, plain_end)
+    int32_t plain, plain_end;           // keys that all of the rows see: [plain, plain_end)
 
     __device__ __forceinline__ VisibleKeys(const DecodeParams& p, KeyCount count, int first_row, int last_row, int split,
                                            int unit)
@@ -117,8 +118,8 @@ struct VisibleKeys {
         last = min(last, end);
     }
 
-    // The keys that a query row sees, by position: [first_visible, end_of_visible). The rule is that of edge_mask.cuh, with
-    // padding on the left and without keys that do not fit into the cache.
+    // The keys that a query row sees: [first_visible, end_of_visible). The rule is that of edge_mask.cuh, with padding on the
+    // left and without keys that do not fit into the cache.
     __device__ __forceinline__ int first_visible(const DecodeParams& p, int row) const {
         return max(leftpad, row + length - p.seqlen_q - p.left);
     }

@@ -1,6 +1,6 @@
 // The dQ accumulator: the part of a tile that a warp computes in the product dQ = dS K, and the address of that part in the
-// workspace. The workspace has the order of the registers, so that the additions of a warp are consecutive. Also the last step
-// of backward, the conversion of the accumulator to dq.
+// workspace. The workspace has the order of the registers, so that the additions of a warp are consecutive. Also the last step of
+// backward, which converts the accumulator to dq.
 #pragma once
 
 #include "cuda/attention/params.h"

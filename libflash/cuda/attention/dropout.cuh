@@ -34,9 +34,9 @@ __device__ __forceinline__ uint4 dropout_words(const DropoutParams& dropout, uin
                  static_cast<uint32_t>(offset) ^ (static_cast<uint32_t>(offset >> 32) * 0x9E3779B9u));
 }
 
-// For a row of two neighbouring accumulator blocks from key `col` (a multiple of 8) on: words[n].x and .y belong to the keys
-// col + 8 * n + 2 * (lane % 4) and the next one. Two lanes share calls: each makes the call for one block. The whole warp calls
-// it.
+// The words of a row in two neighbouring accumulator blocks, from key `col` (a multiple of 8) on: words[n].x and .y belong to key
+// col + 8 * n + 2 * (lane % 4) and to the next key. Two lanes share calls: each makes the call for one block. The whole warp
+// calls it.
 __device__ __forceinline__ void dropout_words_of_row(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
                                                      int lane, uint2 (&words)[2]) {
     const bool odd = lane & 1;
@@ -47,9 +47,9 @@ __device__ __forceinline__ void dropout_words_of_row(const DropoutParams& dropou
     words[1] = odd ? make_uint2(w.z, w.w) : make_uint2(other_x, other_y);
 }
 
-// For a transposed accumulator block: words[e] belongs to row `row` + e % 2 and key col + 8 * (e / 2) + lane / 4, where `row`
-// may differ between lanes by lane % 4 only and col is a multiple of 8. Four lanes share four calls: each makes one, and they
-// exchange words as in a 4 x 4 transpose. The whole warp calls it.
+// The words of a transposed accumulator block: words[e] belongs to row `row` + e % 2 and key col + 8 * (e / 2) + lane / 4, where
+// `row` may differ between lanes only by lane % 4 and col is a multiple of 8. Four lanes share four calls: each makes one call,
+// and they exchange words as in a 4 x 4 transpose. The whole warp calls it.
 __device__ __forceinline__ void dropout_words_transposed(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
                                                          int lane, uint32_t (&words)[4]) {
     const int mine = lane >> 2 & 3;
@@ -76,8 +76,8 @@ __device__ __forceinline__ uint32_t dropout_head(int batch, int heads_q, int hea
     return static_cast<uint32_t>(batch) * heads_q + head;
 }
 
-// The functions below return which elements are kept as bits. The generator needs many registers, so it runs in a loop that is
-// not unrolled. The whole warp calls them.
+// The functions below return a bit for each element: whether it is kept. The generator needs many registers, so it runs in a loop
+// that is not unrolled. The whole warp calls them.
 
 // For kRows accumulator rows of this lane, row_of(i), and two neighbouring blocks of 8 keys from col_of(i) on: bit
 // i * kRowBits + n * kBlockBits + e belongs to row i and key col_of(i) + 8 * n + 2 * (lane % 4) + e.
@@ -97,15 +97,15 @@ __device__ __forceinline__ uint32_t keep_bits_at(const DropoutParams& dropout, u
     return keep;
 }
 
-// The same with the keys from `col` on (a multiple of 8) in all rows.
+// As above, with the keys from `col` on (a multiple of 8) in all rows.
 template <int kRows, int kRowBits = 4, int kBlockBits = 2, class RowOf>
 __device__ __forceinline__ uint32_t keep_bits(const DropoutParams& dropout, uint32_t batch_head, int col, int lane,
                                               const RowOf& row_of) {
     return keep_bits_at<kRows, kRowBits, kBlockBits>(dropout, batch_head, lane, [=](int) { return col; }, row_of);
 }
 
-// The same for kPairs pairs of blocks, each 16 keys after the one before: the bits of row i in a pair are those of keep_bits()
-// for row pair * kRows + i. One loop, because each copy of the generator takes room in the instruction cache.
+// For kPairs pairs of blocks, each 16 keys after the previous pair: the bits of row i in a pair are those of keep_bits() for row
+// pair * kRows + i. One loop computes all pairs, because each copy of the generator takes room in the instruction cache.
 template <int kRows, int kPairs, class RowOf>
 __device__ __forceinline__ uint32_t keep_bits_of_pairs(const DropoutParams& dropout, uint32_t batch_head, int col, int lane,
                                                        const RowOf& row_of) {
@@ -131,8 +131,8 @@ __device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutParams& dr
     return keep;
 }
 
-// Where rows or keys of the tensors are not those that dropout counts, four neighbouring keys need not have words of one call. So
-// each element has a call of its own. position_of(row) and position_of_key(col) give what dropout counts.
+// Where dropout counts positions rather than rows and keys of the tensors, four neighbouring keys need not have words of one
+// call. So each element has its own call. position_of(row) and position_of_key(col) give the positions.
 template <int kCount, class RowOf, class ColOf>
 __device__ __forceinline__ uint32_t keep_bits_of_elements(const DropoutParams& dropout, uint32_t batch_head, const RowOf& row_of,
                                                           const ColOf& col_of) {

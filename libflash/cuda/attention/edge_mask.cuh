@@ -1,6 +1,6 @@
-// The mask of edge tiles: the causal rule, the window and the sequence ends. One function says which keys a query row sees; the
-// others apply it to the accumulators of a thread. `Tiles` is a KeyRange or a QueryTiles. (Decode has positions with padding and
-// pages: VisibleKeys in decode_keys.cuh.)
+// The mask of edge tiles: the causal rule, the window and the sequence ends. One function computes which keys a query row sees;
+// the others apply the mask to the accumulators of a thread. `Tiles` is a KeyRange or a QueryTiles. (Decode has positions with
+// padding and pages: VisibleKeys in decode_keys.cuh.)
 #pragma once
 
 #include "cuda/tile/accumulator.cuh"
@@ -33,7 +33,7 @@ __device__ __forceinline__ void mask_edge(const Tiles& tiles, int first_col, con
     });
 }
 
-// The same with the range of each row in shared memory: seen[row - first_row_of_tile] (shard.cuh).
+// As above, with the range of each row in shared memory: seen[row - first_row_of_tile] (shard.cuh).
 template <class ForRows>
 __device__ __forceinline__ void mask_edge_by_ranges(const int2* seen, int first_row_of_tile, int first_col,
                                                     const ForRows& for_rows) {
@@ -47,8 +47,8 @@ __device__ __forceinline__ void mask_edge_by_ranges(const int2* seen, int first_
     });
 }
 
-// The same for transposed scores, whose accumulator has a row for each key. first_row and first_key: of the lane. A hidden
-// element becomes `hidden`: -infinity for a score, 0 for a probability.
+// For transposed scores, whose accumulator has a row for each key. first_row and first_key: the lane's. A hidden element becomes
+// `hidden`: -infinity for a score, 0 for a probability.
 template <class Tiles, class Accumulator>
 __device__ __forceinline__ void mask_edge_transposed(const Tiles& tiles, int first_row, int first_key, float hidden,
                                                      Accumulator& scores) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void mask_edge_transposed(const Tiles& tiles, int fir
     });
 }
 
-// The same for transposed scores with the range of rows of each key in shared memory. seen: of the lane's first key.
+// For transposed scores, with the range of rows of each key in shared memory. seen: the range of the lane's first key.
 template <class Accumulator>
 __device__ __forceinline__ void mask_edge_transposed_by_ranges(const int2* seen, int first_row, Accumulator& scores) {
     for_accumulator_rows(scores, [&](int a, int r, const auto& for_scores) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void mask_edge_transposed_by_ranges(const int2* seen,
     });
 }
 
-// The same for scores in any order: for_all(rule) calls rule(score, row, col) for all scores.
+// For scores in any order: for_all(rule) calls rule(score, row, col) for all scores.
 template <class Tiles, class ForAll>
 __device__ __forceinline__ void mask_edge_by_element(const Tiles& tiles, const ForAll& for_all) {
     for_all([&](float& score, int row, int col) {

@@ -8,7 +8,7 @@ namespace libflash::cuda {
 
 constexpr int kFewRows = 8;  // query rows that are the columns of one product, at most
 constexpr bool are_few_rows(int64_t rows) { return rows <= kFewRows; }
-// Of a multiprocessor, for which there are enough registers.
+// Threads per multiprocessor for which there are enough registers.
 constexpr int kDecodeThreadsOfFewRows = 512;
 
 }  // namespace libflash::cuda

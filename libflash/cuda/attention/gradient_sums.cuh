@@ -1,5 +1,5 @@
 // Sums of dK and dV over several launches (attention/long_sums.h): each thread has its own floats in the workspace of its thread
-// block, so that nothing needs to be synchronised.
+// block, so that threads need no synchronisation.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -7,8 +7,8 @@
 
 namespace libflash::cuda {
 
-// Of one gradient: kThreads threads of the thread block have kVectors times four of its accumulators each. `thread`: number of
-// this one among them.
+// The sums of one gradient: kThreads threads of the thread block hold kVectors times four accumulators each. `thread`: the number
+// of this thread among them.
 template <int kThreads, int kVectors>
 struct GradientSums {
     const BackwardPart& part;
@@ -19,8 +19,8 @@ struct GradientSums {
         : part(of_launch),
           own(reinterpret_cast<float4*>(part.sums) + (int64_t{block} * 2 + gradient) * (kVectors * kThreads) + thread) {}
 
-    // Adds the sums of earlier launches to the accumulators; vector(n): four of them. Returns true if this launch is the last one
-    // of the key tile. If not, keeps the sums for the next one.
+    // Adds the sums of earlier launches to the accumulators; vector(n): four accumulators. Returns true if this launch is the
+    // last launch of the key tile; otherwise keeps the sums for the next launch.
     template <class Vector>
     __device__ __forceinline__ bool add_parts(const Vector& vector) const {
         if (!part.sums) return true;

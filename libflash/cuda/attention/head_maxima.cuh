@@ -1,12 +1,12 @@
-// The largest score of each head, to which all thread blocks contribute by atomic maxima. Their order does not matter: NaN stays,
-// and there is no -0.
+// The largest score of each head, which all thread blocks compute by atomic maxima. The order of the maxima does not matter: NaN
+// stays NaN, and there is no -0.
 #pragma once
 
 #include "cuda/params.h"
 
 namespace libflash::cuda {
 
-// Integers in the order of the numbers; NaN, which has the bits of the largest positive integer, comes last.
+// An integer with the order of the numbers. NaN has the bits of the largest positive integer, so it is the largest.
 __device__ __forceinline__ int ordered(float x) {
     const int bits = x == x ? __float_as_int(x + 0.0f) : 0x7fffffff;
     return bits >= 0 ? bits : bits ^ 0x7fffffff;
@@ -21,8 +21,8 @@ __device__ __forceinline__ float warp_largest(float x) {
     return number_of(order);
 }
 
-// *target = max(*target, x), for x from number_of(). Positive numbers are ordered as integers, negative ones in reverse as
-// unsigned integers, and a positive number is the smaller unsigned integer.
+// *target = max(*target, x), for x from number_of(). Positive numbers have the order of their bits as integers. Negative numbers
+// have the reverse order of their bits as unsigned integers, and are larger than positive numbers as unsigned integers.
 __device__ __forceinline__ void raise_to(float* target, float x) {
     const int bits = __float_as_int(x);
     if (bits >= 0) {

@@ -1,7 +1,7 @@
-// Invariant rows: the segments of the keys of a sequence. The sums of a segment begin with zeros, and those of all segments are
-// folded from the last one to the first (invariant_softmax.cuh), whether one thread block computes them one after another or
-// many compute them side by side. Segments depend on the numbers of the keys alone; every number here changes the bits of rows.
-// No CUDA header.
+// Invariant rows: the segments of the keys of a sequence. The sums of a segment start from zero. The sums of all segments are
+// folded from the last segment to the first (invariant_softmax.cuh), whether one thread block computes all segments or several
+// thread blocks compute them in parallel. Segments depend only on key numbers. Changing any constant here changes the bits of
+// rows. No CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace libflash::cuda {
 
-// Of this rule and of that of invariant_softmax.cuh; `explain` names it.
+// The version of this rule and of the rule in invariant_softmax.cuh; `explain` prints it.
 constexpr int kInvariantVersion = 2;
-// Keys whose scores are compared with the kept maximum together: a key tile of decode, half of one of prefill.
+// Keys whose scores are compared with the kept maximum together: a key tile of decode, half a key tile of prefill.
 constexpr int kInvariantUnit = 64;
 
-// Short sequences have short segments, so that a single one has enough of them for a GPU. From kSegmentGrowth keys on segments
-// become longer, 16 of each length, so that their number stays small; but not longer than accumulators can add up.
+// Short sequences have short segments, so that a single sequence has enough segments for a GPU. From kSegmentGrowth keys on
+// segments become longer, 16 of each length, so that their number stays small; but not longer than accumulators can add up.
 constexpr int kFirstSegment = 512, kSegmentGrowth = 16384, kLastSegment = 16384;
 constexpr int kSegmentsBefore = kSegmentGrowth / kFirstSegment, kSegmentsOfLength = 16;
 

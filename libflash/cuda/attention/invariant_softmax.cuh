@@ -2,18 +2,20 @@
 // row has the same bits in both. Keys are processed in units of kInvariantUnit at multiples of it, from the last unit of a
 // segment to the first, and segments (invariant_segments.h) from the last to the first.
 //
-// The rule of a row in a unit; s: its scores before they are scaled, four lanes share them as in an accumulator.
-// - If the row has no kept maximum yet, it becomes the largest s times the scale. Otherwise it is kept.
-// - p = exp2(fma(s, scale, -maximum)). Each lane adds up its p in the order of its elements, those with even and with odd numbers
-//   apart, then adds both, and that sum to its sum of the segment.
+// The rule for a row in a unit. s: the row's scores before scaling, which four lanes share as in an accumulator.
+// - If the row has no kept maximum yet, the kept maximum becomes the largest s times the scale. Otherwise it is unchanged.
+// - p = exp2(fma(s, scale, -maximum)). Each lane adds up its p in the order of its elements, separately for even and odd
+// elements; then it adds these two sums, and adds the result to its sum of the segment.
 // - If the sum of a lane exceeds kSumLimit, the kept maximum is raised by a whole number and p, sums and accumulators are
-//   multiplied by a power of two. If it exceeds kSumOverflow, the unit is computed anew with the largest score as the maximum.
+//   multiplied by a power of two. If it exceeds kSumOverflow, the unit is recomputed with the largest score as the maximum.
 // - With a maximum beyond kMaximumLimit, whose rounding errors are large, the product with the scale is rounded first.
-// The last two cases are rare, and telling them from the others costs time. So there is a fast way, which takes no maximum after
-// the first unit of a segment, and a careful one, which obeys the whole rule. Where is_unsafe() is false after the fast way, both
-// have the same bits. Decode repeats such a unit, prefill the work tile.
+// The cases of kSumOverflow and kMaximumLimit are rare, and detecting them in advance costs time. So there is a fast path, which
+// computes no maximum after the first unit of a segment, and a careful path, which obeys the whole rule. If is_unsafe() is false
+// after the fast path, both have the same bits. If it is true, decode repeats the unit and prefill repeats the work tile, both
+// with the careful path.
 //
-// Products that a sum follows are rounded explicitly: the compiler could contract them in one kernel and not in the other.
+// Products before a sum are rounded explicitly: otherwise the compiler could contract them to an FMA in one kernel and not in the
+// other.
 #pragma once
 
 #include "cuda/attention/online_softmax.cuh"
@@ -28,7 +30,7 @@ constexpr float kSumOverflow = 1.152921504606846976e18f;  // 2^60
 
 template <int kKeys>
 struct InvariantSoftmax {
-    static constexpr int kScores = kKeys / 2;  // of a lane: those with i / 2 % 2 == r belong to its row r
+    static constexpr int kScores = kKeys / 2;  // of a lane: elements i with i / 2 % 2 == r belong to its row r
     using Scores = float[kScores];
 
     float kept_maximum[2];  // in base-2 units; kNoScore: no score of the segment yet
@@ -40,7 +42,7 @@ struct InvariantSoftmax {
         flags = 0;
         begin_segment();
     }
-    // After the results of the segment before have been used. What is unsafe remains so.
+    // Called after the results of the previous segment have been used. kUnsafe flags remain set.
     __device__ __forceinline__ void begin_segment() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -49,7 +51,7 @@ struct InvariantSoftmax {
         }
         flags |= kNeedsMaximum;
     }
-    // Of row r, in all lanes.
+    // Returns the sum of row r over its lanes, in all lanes.
     __device__ __forceinline__ float end_segment(int r) {
         note(r, sum[r] > kSumOverflow);
         return quad_sum(sum[r]);
@@ -67,7 +69,7 @@ struct InvariantSoftmax {
         return raised || rescale;
     }
 
-    // Whether the fast way may have left the rule in row r since clear(); the lanes of a row may differ.
+    // Whether the fast path may have violated the rule in row r since clear(); the lanes of a row may differ.
     __device__ __forceinline__ bool is_unsafe(int r) const { return (flags >> r & kUnsafe) != 0 || sum[r] > kSumOverflow; }
 
 private:
@@ -103,7 +105,7 @@ private:
         flags |= __any_sync(0xffffffffu, no_score) ? kNeedsMaximum : 0u;
     }
 
-    // What the sum of row r would be with the present maximum.
+    // What the sum of row r would be with the current maximum.
     __device__ __forceinline__ float sum_with(const Scores& s, float scale, int r) const {
         float part[2] = {};
 #pragma unroll
@@ -126,7 +128,7 @@ private:
         for (int r = 0; r < 2; ++r) sum[r] += part[r][0] + part[r][1];
     }
 
-    // The lanes of a row must agree, so they take the largest of their sums first.
+    // The lanes of a row must agree, so they use the largest of their sums.
     __device__ __forceinline__ void rescale_large_sums(Scores& s, float (&factor)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -147,8 +149,8 @@ private:
 
 // The softmax of the segments of a row that have been folded.
 struct InvariantFold {
-    // Of the accumulators: those of the folded segments, and those of the new one. Those of a segment of which the row sees no
-    // key are zeros.
+    // The factors of the accumulators of the folded segments and of the new segment. The accumulators of a segment of which the
+    // row sees no key are zeros.
     struct Factors {
         float folded = 1.0f, added = 0.0f;
 
@@ -158,7 +160,7 @@ struct InvariantFold {
 
     float maximum = kNoScore, sum = 0.0f;
 
-    // `segment_sum`: of all lanes.
+    // `segment_sum`: the sum over all lanes.
     __device__ __forceinline__ Factors add(float segment_maximum, float segment_sum) {
         Factors factors;
         if (segment_sum == 0.0f) return factors;

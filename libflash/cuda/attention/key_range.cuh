@@ -28,7 +28,7 @@ struct KeyRange {
         end = last_row < first_row || last_col <= first_col ? begin : (last_col + kBlockN - 1) / kBlockN;
     }
 
-    // The keys that some row of the query tile sees; `queries`: of the sequence.
+    // The keys that some row of the query tile sees; `queries`: query rows of the sequence.
     __device__ __forceinline__ VisibleRange seen_by_tile(int queries) const {
         const int last_row = min(first_row + kBlockM, queries) - 1;
         return {max(0, first_row + shift - left), min(length_k, last_row + shift + right + 1)};
@@ -40,14 +40,14 @@ struct KeyRange {
         end = max(begin, min(end, (existing + kBlockN - 1) / kBlockN));
     }
 
-    // Leaves one key tile at most.
+    // Keeps at most one key tile.
     __device__ __forceinline__ void keep_tile(int tile) {
         begin = max(begin, tile);
         end = min(end, tile + 1);
     }
 
-    // Of a shard with positions: replaces all but first_row and length_k. Rows `first` and `last` of the tile see these keys.
-    // is_edge() then asks whether the tile is within the keys that both see.
+    // For a shard with positions: replaces all members except first_row and length_k. of_first, of_last: the keys that the first
+    // and the last row of the tile see. is_edge() then tests whether a key tile lies within the keys that both rows see.
     __device__ __forceinline__ void set_ranges(int2 of_first, int2 of_last) {
         shift = 0;
         right = of_first.y - 1 - first_row;

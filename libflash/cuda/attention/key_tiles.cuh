@@ -1,5 +1,5 @@
 // The key tiles of a query tile, from the last to the first, with block masks, and which of them are edge tiles. One thread
-// fills the struct in shared memory and all read it there, a few words per tile: in registers it would displace accumulators.
+// fills the struct in shared memory and all read it there, a few words per tile: registers are needed for accumulators.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -11,7 +11,7 @@ struct KeyTiles : KeyRange<kBlockM, kBlockN> {
     using Range = KeyRange<kBlockM, kBlockN>;
     using Range::begin, Range::end, Range::first_row;
     const uint8_t* mask_row;  // dense block mask: the row of blocks of the query tile, or nullptr
-    const int32_t* list;      // compressed: the same row as ascending column numbers, or nullptr
+    const int32_t* list;      // compressed block mask: the same row as ascending column numbers, or nullptr
     int64_t stride;           // between entries of either
     int list_count;
 
@@ -20,7 +20,7 @@ struct KeyTiles : KeyRange<kBlockM, kBlockN> {
         Range::init(mask, work.tile, q.length, k.length);
         set_blocks(blocks, work);
     }
-    // Of a shard with positions: seen[i] are the keys that row i of the tile sees (shard.cuh).
+    // `seen`: for a shard with positions, seen[i] are the keys that row i of the tile sees (shard.cuh).
     __device__ __forceinline__ void init(const MaskParams& mask, const BlockMaskParams& blocks, const TileCoordinates& work,
                                          const SequenceRows& q, const SequenceRows& k, const int2* seen) {
         Range::init(mask, work.tile, q.length, k.length);

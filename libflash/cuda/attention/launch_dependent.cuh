@@ -1,5 +1,5 @@
-// A launch with programmatic dependent launch: the kernel may begin before the previous kernel on the stream has ended, and
-// calls wait_for_previous_kernel() before it depends on that.
+// A launch with programmatic dependent launch: the kernel may begin before the previous kernel on the stream has ended. It calls
+// wait_for_previous_kernel() before it depends on results of earlier kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,9 +8,8 @@
 
 namespace libflash::cuda {
 
-// `overlap` requires a GPU with this feature and a kernel that waits before it writes anything or reads what its results depend
-// on, whatever the previous kernel is. Where the previous kernel does not call allow_next_kernel(), only the launch latency is
-// hidden.
+// `overlap` requires a GPU with this feature and a kernel that always waits before it writes anything or reads data that its
+// results depend on. If the previous kernel does not call allow_next_kernel(), only the launch latency is hidden.
 template <class... Params>
 int launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream, bool overlap,
                      const Params&... params) {

@@ -1,6 +1,6 @@
-// Long sums on the device (long_sums.h says what for): each thread has its own floats in the workspace of its thread block, so
-// that nothing needs to be synchronised. They are relative to the kept maximum of the time when they were written, and are
-// rescaled when it has changed.
+// Long sums on the device (long_sums.h explains the purpose): each thread has its own floats in the workspace of its thread
+// block, so that threads need no synchronisation. The sums are relative to the kept maximum at the time of writing, and are
+// rescaled when the kept maximum has changed.
 #pragma once
 
 #include "cuda/attention/long_sums.h"
@@ -11,7 +11,7 @@
 namespace libflash::cuda {
 
 // kThreads: threads of the thread block that have accumulators. A thread has kSlabs slabs of two rows r with kBlocks accumulator
-// blocks of four elements each, of which elements 2 * r and 2 * r + 1 belong to row r. `thread`: number of this one.
+// blocks of four elements each, of which elements 2 * r and 2 * r + 1 belong to row r. `thread`: the number of this thread.
 template <int kThreads, int kSlabs, int kBlocks>
 struct LongSums {
     static constexpr int kVectors = kBlocks + 2;          // of a slab
@@ -21,20 +21,21 @@ struct LongSums {
     __device__ __forceinline__ LongSums(float* workspace, int thread)
         : own(reinterpret_cast<float4*>(workspace) + int64_t{blockIdx.x} * (kSlabs * kVectors * kThreads) + thread) {}
 
-    // There are no sums yet.
+    // Marks that there are no sums yet.
     __device__ __forceinline__ void clear() const {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a) state(a) = make_float4(0.0f, 0.0f, kNone, 0.0f);
     }
 
     // Adds the accumulators of slab a and its row sums, which are relative to `maximum`, to the sums, and sets them to 0.
-    // block(n): the four elements of block n. The row sums do not come from tensor cores; but if they stayed, they would exceed
-    // kSumLimit after many keys, and then probabilities would become so small that `half` represents them with fewer bits.
+    // block(n): the four elements of block n. The row sums are not computed by tensor cores, but they must be set to 0, too:
+    // otherwise they would exceed kSumLimit after many keys, and probabilities would become so small that `half` represents them
+    // with fewer bits.
     template <class Block>
     __device__ __forceinline__ void take(int a, const Block& block, float (&row_sum)[2], const float (&maximum)[2]) const {
         const float4 before = state(a);
         const bool exists = before.z == kTaken;
-        // Not computed from a state that does not exist: it could be infinite.
+        // Not computed from an uninitialised state, which could give infinity.
         const float factor[2] = {exists ? exp2_approx(before.x - maximum[0]) : 0.0f,
                                  exists ? exp2_approx(before.y - maximum[1]) : 0.0f};
         state(a) = make_float4(maximum[0], maximum[1], kTaken, 0.0f);
@@ -53,8 +54,8 @@ struct LongSums {
             });
     }
 
-    // When all scores of the rows are complete: adds to the row sums, and computes the factors for add(). One number after the
-    // other, because registers are short where it is called.
+    // Called when all scores of the rows are complete: adds to the row sums, and computes the factors for add(). Loads one number
+    // at a time, because the callers have few free registers.
     __device__ __forceinline__ void finish(int a, float (&row_sum)[2], const float (&maximum)[2]) const {
         float* const word = reinterpret_cast<float*>(&state(a));
         if (word[2] != kTaken) return;
@@ -71,7 +72,7 @@ struct LongSums {
     }
     // Whether there are sums to be added.
     __device__ __forceinline__ bool has_finished(int a) const { return state(a).z == kFinished; }
-    // Adds the sums to the accumulators. After that there are none.
+    // Adds the sums to the accumulators. Afterwards there are no sums.
     template <class Block>
     __device__ __forceinline__ void add(int a, const Block& block) const {
         const float4 factors = state(a);
@@ -86,12 +87,13 @@ struct LongSums {
     }
 
 private:
-    // Element 2 of the state. The first two are the maxima that the sums are relative to (kTaken) or the factors (kFinished).
+    // Values of element 2 of the state. Elements 0 and 1 are the maxima that the sums are relative to (kTaken) or the factors
+    // (kFinished).
     static constexpr float kNone = 0.0f, kTaken = 1.0f, kFinished = 2.0f;
     __device__ __forceinline__ float4& state(int a) const { return own[a * kVectors * kThreads]; }
     __device__ __forceinline__ float4& row_sums(int a) const { return own[(a * kVectors + 1) * kThreads]; }
 
-    // Calls load(sums, sum) for kAtOnce blocks n of slab a and then use(sums, n, sum) for the same ones.
+    // Calls load(sums, sum) for kAtOnce blocks n of slab a, then use(sums, n, sum) for the same blocks.
     template <class Load, class Use>
     __device__ __forceinline__ void for_blocks(int a, const Load& load, const Use& use) const {
 #pragma unroll

@@ -32,11 +32,11 @@ struct MaskParams {
     bool top_left;
 };
 
-// A tensor over scores, strides of (batch, head, row, column); a broadcast dimension has stride 0.
+// A tensor with the shape of the scores; strides of (batch, head, row, column), 0 for a broadcast dimension.
 struct ScoreParams {
     const void* data;  // nullptr: absent
     int64_t stride[4];
-    bool is_float;  // else the kernel's own type (bias)
+    bool is_float;  // bias: float, else the kernel's type
 };
 
 struct HeadParams {
@@ -58,7 +58,7 @@ struct BlockMaskParams {
 struct DropoutParams {
     uint32_t threshold;  // a probability is kept if its word is not below this
     uint32_t seed_low, seed_high, offset_mix;
-    const uint64_t* state;  // {seed, offset} in device memory instead of these; or nullptr
+    const uint64_t* state;  // {seed, offset} in device memory, in place of the members; or nullptr
     float keep_factor;      // 1 / (1 - p)
     bool active;
 };
@@ -71,12 +71,12 @@ struct RareParams {
     DropoutParams dropout;
 };
 
-// The same numbers as softmax_scale, RareParams::softcap and DropoutParams::keep_factor, for the float64 kernels.
+// softmax_scale, RareParams::softcap and DropoutParams::keep_factor in double, for the float64 kernels.
 struct DoubleParams {
     double softmax_scale, softcap, keep_factor;
 };
 
-// Division by a number that is known at launch, as a multiplication: integer division takes about forty instructions.
+// Division by a number that is known at launch, as a multiplication, because integer division takes about forty instructions.
 struct Divisor {
     uint32_t divisor, multiplier, shift;  // n / divisor = n * multiplier >> 32 + shift, for n below 2^31
 };
@@ -94,11 +94,11 @@ struct ScheduleParams {
     bool paired;          // `tiles` counts pairs of a late and an early tile, which all take the same time (causal)
 };
 
-// Where the rows of one side stand in the whole sequence: begin + i * step, or an array. All positions are below
+// The positions of the rows of one side in the whole sequence: begin + i * step, or an array. All positions are below
 // kUnboundedWindow.
 struct PositionsParams {
-    const int32_t* begins;   // [batch], instead of begin; or nullptr
-    const int32_t* of_rows;  // one number per row, instead of both: [row] (packed) or [batch, row]; or nullptr
+    const int32_t* begins;   // [batch], in place of begin; or nullptr
+    const int32_t* of_rows;  // one position per row, in place of begin and begins: [row] (packed) or [batch, row]; or nullptr
     int64_t batch_stride;    // of of_rows
     int32_t begin, step;
 };
@@ -106,7 +106,7 @@ struct PositionsParams {
 // A shard: the call has some of the rows, keys, sequences or heads of a problem. Only the general instances of sm80 support it.
 struct ShardParams {
     PositionsParams rows, columns;
-    const int32_t* sequences;  // what dropout counts as batch: [batch]; nullptr: 0, 1, ...
+    const int32_t* sequences;  // the batch numbers that dropout uses: [batch]; nullptr: 0, 1, ...
     int32_t head_begin, heads_total;
     bool has_positions;
 };
@@ -130,8 +130,8 @@ struct ForwardParams {
     int32_t first_work_tile;  // of a launch (ForwardPlan::blocks_at_once)
     float* long_sums;         // in the workspace (attention/long_sums.h); nullptr: all sums stay in the accumulators
     ShardParams shard;
-    bool continues;  // out and lse hold the result for other keys, which the call takes in
-    bool wide_out;   // out is float beside 16-bit inputs
+    bool continues;  // FLASH_FLAG_CONTINUE: out and lse hold the result for other keys
+    bool wide_out;   // out is float, the inputs have 16 bits
     DoubleParams in_double;
 };
 
@@ -142,13 +142,14 @@ struct ForwardStatisticsParams : ForwardParams {
     int64_t head_maxima_stride;
 };
 
-// What the backward kernels read for a query row besides its tensors; {+infinity, 0} for a row that does not take part.
+// The softmax statistics of a query row that the backward kernels read; {+infinity, 0} for a row that is not in use or sees no
+// key.
 struct SoftmaxStatistics {
     float lse_log2;  // LSE in base-2 units, minus exponent_shift(); +infinity: the row sees no key
     float delta;     // dout . out - dlse
 };
 
-// The same of the float64 kernels.
+// The softmax statistics of the float64 kernels.
 struct DoubleStatistics {
     double lse;  // natural
     double delta;
@@ -165,7 +166,7 @@ struct HeadGradientParams {
     bool is_float;
 };
 
-// The gradient of the bias; an extent of 1 is a dimension that the bias broadcasts.
+// The gradient of the bias; an extent of 1 is a broadcast dimension.
 struct ScoreGradientParams {
     void* data;  // nullptr: not wanted
     int64_t stride[4];
@@ -173,7 +174,7 @@ struct ScoreGradientParams {
     bool is_float;
 };
 
-// A launch of the dK/dV kernel. There are several where sums are long (attention/long_sums.h).
+// A launch of the dK/dV kernel. Long sums need several launches (attention/long_sums.h).
 struct BackwardPart {
     int32_t first_work_tile;
     int32_t first_head, heads;   // query heads, among those that share a key head
@@ -210,12 +211,12 @@ struct BackwardParams {
     bool vector_out;    // the same for writing rows of dq, dk and dv
     // Workspace, or nullptr.
     int32_t* next_work_tile;  // of the tile scheduler (sm90/backward_tile_scheduler.cuh); the first kernel sets it to 0
-    int32_t* dq_counters;     // one for each query tile; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
+    int32_t* dq_counters;     // one per query tile; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
     BackwardPart part;        // set for each launch of the dK/dV kernel
     ShardParams shard;
-    RowStatisticsParams delta;       // of the caller: read if `adds`, else written
-    bool adds;                       // dq, dk and dv are added to
-    bool wide_dq, wide_dk, wide_dv;  // float beside 16-bit inputs
+    RowStatisticsParams delta;       // the caller's delta: read if `adds`, else written
+    bool adds;                       // the kernels add to dq, dk and dv
+    bool wide_dq, wide_dk, wide_dv;  // float, the inputs have 16 bits
     DoubleParams in_double;
 };
 

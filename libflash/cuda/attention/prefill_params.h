@@ -1,5 +1,5 @@
-// The parameters of the kernels for the long chunks of a decode call: those of forward, with keys and values in a cache. No CUDA
-// header.
+// The parameters of the prefill kernels, which compute the long chunks of a decode call: the parameters of forward, with keys and
+// values in a cache. No CUDA header.
 #pragma once
 
 #include "cuda/attention/decode_params.h"
@@ -10,7 +10,7 @@ namespace libflash::cuda {
 struct PrefillParams : ForwardParams {
     CacheParams cache;
     LengthsParams news;   // the new rows of each sequence
-    int32_t fewest_rows;  // sequences with fewer query rows are those of the decode kernels
+    int32_t fewest_rows;  // the decode kernels compute sequences with fewer query rows
 };
 
 }  // namespace libflash::cuda

@@ -3,7 +3,7 @@
 
 namespace libflash::cuda {
 
-// The sum of `own` over all lanes up to this one, its own included.
+// The sum of `own` over all lanes up to and including this one.
 __device__ __forceinline__ int inclusive_prefix_sum(int own, int lane) {
     int sum = own;
 #pragma unroll

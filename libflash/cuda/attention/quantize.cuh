@@ -1,5 +1,5 @@
-// Conversion of a new row to the codes of an 8-bit KV cache by one warp: divided by its scale, rounded to nearest even,
-// saturated. Scales that belong to rows are computed and written. The codes have the bits of those of the CPU (cpu/quantize.h).
+// One warp converts a new row to the codes of an 8-bit KV cache: it divides by the scale, rounds to nearest even, and saturates.
+// If each row has its own scale, the warp computes and writes it. The codes have the same bits as on the CPU (cpu/quantize.h).
 #pragma once
 
 #include "cuda/attention/cache_params.h"
@@ -22,8 +22,8 @@ __device__ __forceinline__ float largest_code(CodeType type) {
     return type == CodeType::e4m3 ? 448.0f : type == CodeType::e5m2 ? 57344.0f : 127.0f;
 }
 
-// Round to nearest even to `kMantissa` bits. `magnitude`: finite, at most the largest code. Subnormal codes are multiples of the
-// smallest one; a carry out of them or of the fraction gives the next exponent.
+// Rounds to nearest even to `kMantissa` bits. `magnitude`: finite, at most the largest code. Subnormal codes are multiples of the
+// smallest code; a carry out of the fraction gives the next exponent.
 template <int kMantissa, int kBias>
 __device__ __forceinline__ uint32_t float_code(float magnitude) {
     constexpr int kDropped = 23 - kMantissa;
@@ -50,7 +50,7 @@ __device__ __forceinline__ uint8_t code_of(float value, CodeType type) {
     }
 }
 
-// Zero stays zero whatever the scale is. A NaN keeps its bits; x86 makes a negative one of infinities or zeros.
+// Zero stays zero for any scale. A NaN keeps its bits. Infinity / infinity gives a negative NaN, as on x86.
 __device__ __forceinline__ float quotient(float value, float scale) {
     if (value == 0.0f || value != value) return value;
     if (scale != scale) return scale;
@@ -58,8 +58,8 @@ __device__ __forceinline__ float quotient(float value, float scale) {
     return result != result ? __uint_as_float(0xffc00000u) : result;
 }
 
-// The magnitude of a value as bits, whose order is that of magnitudes, NaN last. A NaN counts only for int8, which has no code
-// for it: the scale is then NaN.
+// The bits of the magnitude of a value; bits have the order of magnitudes, NaN is the largest. A NaN counts only for int8, which
+// has no code for NaN: the scale is then NaN.
 template <class T>
 __device__ __forceinline__ uint32_t magnitude_bits(T x, CodeType type) {
     const float value = widen(x);
@@ -78,8 +78,8 @@ __device__ __forceinline__ float scale_for(const Row& row, int first, int count,
     return scale_of_magnitude(largest, type);
 }
 
-// Writes a row of one head to the cache. `to`: its first element in a cache of T or of codes. `scales`: that of the first group,
-// or nullptr without scales. All lanes of a warp call it.
+// Writes a row of one head to the cache. `to`: the row's first element in a cache of T or of codes. `scales`: the scale of the
+// first group, or nullptr without scales. All lanes of a warp call it.
 template <class T, class Rotary>
 __device__ __forceinline__ void write_cached_row(const NewCacheRow<T, Rotary>& row, int channels, const CacheScaleParams& scale,
                                                  float* scales, CodeType type, void* to, int lane) {

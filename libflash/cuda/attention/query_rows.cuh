@@ -30,7 +30,7 @@ struct QueryRows {
     static constexpr int kBlockN = query_rows_tile_k(kHeadDim, sizeof(T));
     static constexpr int kWarps = kFloat || kHeadDim > 256 ? kBlockM / 16 : 4, kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM / kWarps / 16;
-    // Keys at a time. Before sm_90 the compiler needs more registers for wide heads.
+    // kChunk: keys at a time. For GPUs before sm_90 the compiler needs more registers for wide heads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     static constexpr int kChunk = kGeneral || kFloat ? 16 : 32;
 #else
@@ -74,7 +74,8 @@ struct QueryRows {
         tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
         if constexpr (kGeneral) begin_shard();
     }
-    // With positions the key tiles follow from those that the first and the last row see. All threads compute the same.
+    // With positions, the range of key tiles is computed from the keys that the first and the last row see. All threads compute
+    // the same range.
     __device__ __forceinline__ void begin_shard() {
         if (!params.shard.has_positions) return;
         const int last = min(tiles.first_row + kBlockM, q_rows.length) - 1;
@@ -210,7 +211,7 @@ struct QueryRows {
         }
     }
 
-    // Probabilities from scores in base-2 units (kGeneral) or from dot products.
+    // Computes probabilities from scores in base-2 units (kGeneral) or from dot products.
     __device__ __forceinline__ void exponentiate(Scores& s) const {
         for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
 #pragma unroll
@@ -223,8 +224,8 @@ struct QueryRows {
         });
     }
 
-    // From dot products s and dp (in ds) to p and dS. Each step updates ds as soon as its factor is known, so that no other
-    // values are kept.
+    // Turns the dot products s and dp (in ds) into p and dS. Each step updates ds as soon as its factor is known, so that no
+    // other values need registers.
     template <bool kThroughCap>
     __device__ __forceinline__ void apply_rules(Scores& s, Scores& ds, int tile, int first) const {
         const RareParams& rare = params.rare;

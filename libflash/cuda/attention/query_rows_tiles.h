@@ -3,8 +3,8 @@
 
 namespace libflash::cuda {
 
-// Query rows per thread block; fits every GPU. Smaller with rare options, which need registers, and with float32, which needs
-// twice the shared memory. Float64 has kernels of its own (sm80/dq_f64.cuh). `element`: bytes per element.
+// Query rows per thread block; the tile fits on every GPU. It is smaller with rare options, which need registers, and with
+// float32, which needs twice the shared memory. Float64 has separate kernels (sm80/dq_f64.cuh). `element`: bytes per element.
 constexpr int query_rows_tile_q(int head_dim, bool general, int element) {
     if (head_dim > 256) return 32;
     if (element == 8) return 16;

@@ -1,5 +1,6 @@
 // The query tiles of a key tile, from the first to the last, and which of them are edge tiles: the reverse of key_tiles.cuh.
-// The same for all query heads except for the block mask. Those of one launch, if a key tile has several.
+// All query heads have the same tiles, except with a block mask. If a key tile has several launches: the query tiles of this
+// launch.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -34,8 +35,8 @@ struct QueryTiles {
         end = min(end, params.part.end_row / kBlockM);
     }
 
-    // Of a shard with positions, after init(): the first and the last key of the tile are seen by these rows. is_edge() then asks
-    // whether all rows of a tile see both.
+    // For a shard with positions, after init(). of_first, of_last: the rows that see the first and the last key of the tile.
+    // is_edge() then tests whether all rows of a query tile see both keys.
     __device__ __forceinline__ void set_ranges(const BackwardParams& params, int2 of_first, int2 of_last) {
         shift = 0;
         right = first_col + kBlockN - 1 - of_last.x;
@@ -44,8 +45,8 @@ struct QueryTiles {
         end = of_last.y <= of_first.x ? begin : min((of_last.y + kBlockM - 1) / kBlockM, params.part.end_row / kBlockM);
     }
 
-    // The smallest visible tile above `tile` for this query head, or -1. `cursor` is the number of list entries passed; start
-    // with tile = begin - 1 and cursor = 0. `kLists`: whether the block mask may be lists.
+    // The smallest visible tile above `tile` for this query head, or -1. `cursor` is the number of list entries passed. The first
+    // call has tile = begin - 1 and cursor = 0. `kLists`: whether the block mask may be lists.
     template <bool kLists = true>
     __device__ __forceinline__ int next(const BlockMaskParams& blocks, int head, int tile, int& cursor) const {
         ++tile;

@@ -1,6 +1,6 @@
-// Decode of rows of any lengths: which query rows, new rows and keys a sequence has, the work tile of a thread block, and which
-// keys a row sees by the mask rule, positions and bits of a tree. The rules are those of SequenceKeys (problem/sequence_keys.h).
-// Lengths, positions and bits come from device memory unchecked; here they are clamped.
+// Decode of sequences of any lengths: the query rows, new rows and keys of a sequence, the work tile of a thread block, and which
+// keys a row sees by the mask rule, positions and tree bits. The rules are those of SequenceKeys (problem/sequence_keys.h).
+// Lengths, positions and bits come from device memory unchecked; they are clamped here.
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
@@ -24,7 +24,7 @@ struct RaggedSequence {
     }
 };
 
-// A row of all sequences: its sequence, or a negative number if it belongs to none, and its number there.
+// A row, counted over all sequences: its sequence (negative if it belongs to none) and its number in the sequence.
 struct RaggedRow {
     int32_t batch, row;
 
@@ -41,7 +41,7 @@ struct RaggedRow {
     }
 };
 
-// Keys of a sequence, with the new ones. kShards: the cache may have a shard of them.
+// Keys of a sequence, with the new keys. kShards: the cache may have a shard of the keys.
 template <bool kShards = true>
 __device__ __forceinline__ KeyCount ragged_key_count(const DecodeParams& p, int batch) {
     const int news = SequenceRows::of(p.ragged.news, batch).owned;
@@ -56,12 +56,13 @@ __device__ __forceinline__ int ragged_position(const int32_t* positions, int row
     return min(max(positions[row], 0), kUnboundedWindow - 1);
 }
 
-// Work tiles of `rows` query rows of a key head: one of at most kDecodeSlab rows, or tiles of `tile_rows`.
+// How many work tiles `rows` query rows of a key head make: one for at most kDecodeSlab rows, otherwise tiles of `tile_rows`
+// rows.
 __device__ __forceinline__ int ragged_tiles(int rows, int tile_rows) {
     return rows <= kDecodeSlab ? rows > 0 : (rows + tile_rows - 1) / tile_rows;
 }
 
-// The work tile of a thread block, in shared memory: registers are short.
+// The work tile of a thread block. It is in shared memory because registers are scarce.
 struct RaggedWorkTile {
     int32_t batch, head_k, split, first_row, rows;  // as in Decode::WorkTile
     RaggedSequence sequence;
@@ -72,7 +73,7 @@ struct RaggedTile {
     int32_t tile;
 };
 
-// Beside long chunks: each sequence has the same number of work tiles, of which some may be empty.
+// If the prefill kernel takes long chunks: each sequence has the same number of work tiles, some of which may be empty.
 template <int kTileRows>
 __device__ __forceinline__ RaggedTile find_short_tile(const DecodeParams& p, int index) {
     const int batch = divide(index, p.ragged.short_tiles), tile = index - batch * static_cast<int>(p.ragged.short_tiles.divisor),
@@ -81,8 +82,8 @@ __device__ __forceinline__ RaggedTile find_short_tile(const DecodeParams& p, int
     return {exists ? batch : -1, tile};
 }
 
-// The work tile number `index` of a key head of all sequences, by prefix sums of a warp. A lane counts several sequences, so that
-// their lengths are loaded at once. Every warp of the thread block computes the same.
+// Work tile `index` of a key head, counted over all sequences. A warp finds it by prefix sums. A lane counts several sequences,
+// so that their lengths are loaded at once. Every warp of the thread block computes the same result.
 __device__ __forceinline__ RaggedTile find_ragged_tile(const DecodeParams& p, int index, int tile_rows) {
     constexpr int kOfLane = 4;
     const int lane = threadIdx.x % 32;
@@ -123,7 +124,7 @@ struct TreeBits {
         const int before = tree.lengths.cu ? rows.start : batch * tree.lengths.capacity;
         return {tree.data + before * tree.row, rows.owned};
     }
-    // Whether the row sees the n-th of the last keys.
+    // Whether the row sees the n-th of the last Lq keys.
     __device__ __forceinline__ bool has(const TreeParams& tree, int row, int n) const {
         if (n / 32 >= tree.words || row >= rows) return false;
         return static_cast<uint32_t>(first[row * tree.row + n / 32 * tree.word]) >> (n % 32) & 1;
@@ -131,9 +132,9 @@ struct TreeBits {
 };
 
 // The keys that the query rows [first_row, last_row] of a sequence see, as VisibleKeys. A sequence has gaps if a row may see only
-// some keys of its range, or if positions count. Registers are short: what is needed only with gaps is read again there.
+// some keys of its range, or if positions matter. Registers are scarce: data that is needed only with gaps is read again there.
 //
-// kShards: the cache may have a shard of the keys. Then a key is named by its row in the cache; lengths, `leftpad` and `shift`
+// kShards: the cache may have a shard of the keys. Then a key number is its row in the cache; lengths, `leftpad` and `shift`
 // count all keys.
 template <bool kShards>
 struct RaggedKeysOf : VisibleKeys {
@@ -166,7 +167,8 @@ struct RaggedKeysOf : VisibleKeys {
         if (!kShards || params.shard.count <= 1) return numbers;
         return {shard_row(numbers.begin), min(shard_row(numbers.end), existing)};
     }
-    // For a key of the range of a row; for others the answer has no meaning. Without gaps the row sees all of its range.
+    // Whether the row sees a key of its range; for other keys the result has no meaning. Without gaps the row sees all keys of
+    // its range.
     __device__ __forceinline__ bool sees(const TreeBits& bits, int row, int key) const {
         const RaggedParams& ragged = params.ragged;
         const int distance = key_position(key) - position(row), n = number_of(key) - shift;
@@ -178,7 +180,7 @@ struct RaggedKeysOf : VisibleKeys {
         const int32_t* positions = params.ragged.positions;
         return positions ? ragged_position(positions, sequence.before + row) : shift + row;
     }
-    // Of any key of a tile, also past the last one.
+    // The position of any key of a tile, even past the last key.
     __device__ __forceinline__ int key_position(int key) const {
         const int number = number_of(key);
         return params.ragged.positions && number >= shift && number < length ? position(number - shift) : number;
@@ -209,7 +211,7 @@ private:
             const VisibleRange own = range(bits, row);
             begin = min(begin, own.begin);
             plain = max(plain, own.begin);
-            // From its first gap on a row may not see the keys of its range.
+            // From its first gap on, a row need not see the keys of its range.
             const int first_gap = min(position(row) + params.ragged.right + 1, shift);
             plain_end = min(plain_end, min(own.end, shard_row(first_gap)));
         }

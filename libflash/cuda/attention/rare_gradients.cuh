@@ -1,4 +1,4 @@
-// Backward with the rare options: what happens to the transposed scores of a thread between the products.
+// Backward with the rare options: the operations on the transposed scores of a thread between the products.
 //
 //   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)      both times 2^exponent_shift()
 #pragma once
@@ -16,10 +16,10 @@ struct GradientElement {
     float lse_log2, delta;
 };
 
-// From dot products s and dp to p and dS, the gradient of the scaled dot product before the softcap. at(i) gives element i of
-// kCount; bit i of `keep` says whether dropout keeps it; mask_edge() sets the scores that the mask hides to -infinity. `tiles`: a
-// QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon as its factor is known, so that no other
-// values are kept.
+// Turns the dot products s and dp into p and dS, the gradient of the scaled dot product before the softcap. at(i) gives element i
+// of kCount; bit i of `keep` says whether dropout keeps it; mask_edge() sets the scores that the mask hides to -infinity.
+// `tiles`: a QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon as its factor is known, so
+// that no other values need registers.
 template <class T, int kCount, class Tiles, class ElementAt, class MaskEdge>
 __device__ __forceinline__ void apply_rare_options(const RareParams& rare, float softmax_scale, const Tiles& tiles,
                                                    int alibi_shift, int head, uint32_t keep, const ElementAt& at,

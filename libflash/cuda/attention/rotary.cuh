@@ -19,7 +19,7 @@ __device__ __forceinline__ T round_once(double x) {
     }
 }
 
-// A new row, whose first channels are rotated. Without a rotary embedding its bits are those given. Rotary: RotaryParams or
+// A new row, whose first channels are rotated. Without a rotary embedding its bits are unchanged. Rotary: RotaryParams or
 // AppendParams.
 template <class T, class Rotary = RotaryParams>
 struct NewCacheRow {

@@ -9,7 +9,7 @@
 
 namespace libflash::cuda {
 
-// The elements of one row of a tensor that a lane has in an accumulator: columns 8 * n + 2 * (lane % 4) and the next one.
+// The elements of one row of a tensor that a lane has in an accumulator: columns 8 * n + 2 * (lane % 4) and the next column.
 template <class T>
 struct RowPairs {
     const T* row;  // from the lane's first column on; nullptr: zeros

@@ -1,6 +1,6 @@
-// Statistics of the query rows that forward computes on request, in registers beside the online softmax (online_softmax.cuh): the
-// largest score, and for the entropy the sum of 2^x * x over the exponents x of the probabilities. A lane has those of its own
-// scores until they are finished. Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1.
+// Statistics of the query rows that forward computes on request, in registers, during the online softmax (online_softmax.cuh):
+// the largest score and, for the entropy, the sum of 2^x * x over the exponents x of the probabilities. Each lane has the
+// statistics of its own scores until they are finished. Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1.
 //
 // The sums are relative to the kept maximum m. If it becomes m', every exponent changes by m - m', so that
 // sum' = 2^(m - m') * (sum + (m - m') * row_sum).
@@ -11,13 +11,12 @@
 
 namespace libflash::cuda {
 
-// Of a probability that is 0. The product of that with an infinite exponent would be NaN.
+// The exponent of a probability that is 0: 0 times an infinite exponent would be NaN.
 constexpr float kLowestExponent = -256.0f;
 
 // The entropy of a row in natural units: log2(total) minus the mean exponent. `row_sum` and `weighted` are relative to the kept
-// maximum. sink: in base-2 units, -infinity without one; total: of the probabilities with that of the sink, relative to the
-// larger of the kept maximum and the sink. A probability that vanishes beside the others adds nothing, though its exponent may
-// be infinite.
+// maximum. sink: in base-2 units, -infinity without a sink; total: the sum of all probabilities including the sink, relative to
+// the larger of the kept maximum and the sink. A probability of 0 adds nothing, although its exponent may be infinite.
 __device__ __forceinline__ float row_entropy(float kept_maximum, float row_sum, float weighted, float sink, float total) {
     const float largest = fmaxf(kept_maximum, sink);
     const float of_keys = exp2_approx(kept_maximum - largest), of_sink = exp2_approx(sink - largest);
@@ -32,7 +31,7 @@ struct NoRowStatistics {};
 template <int kSlabs, bool kLongSums>
 struct EntropySums {
     float weighted[kSlabs][2];  // sum of 2^x * x
-    // What long sums have taken of row_sum, and as much of `weighted`: short sums lose fewer bits.
+    // The parts of row_sum and `weighted` that long sums have taken: short sums lose fewer bits.
     float taken_sum[kSlabs][2], taken_weighted[kSlabs][2];
 
     template <class Do>
@@ -48,7 +47,8 @@ struct EntropySums {
         });
     }
 
-    // Before the row sum is rescaled. change: of the exponents. The first time it is huge, and the factor 0.
+    // Called before the row sum is rescaled. change: the change of the exponents; at the first call it is huge, and the factor is
+    // 0.
     __device__ __forceinline__ void rescale_weighted(int a, int r, float row_sum, float change, float factor) {
         const bool vanishes = factor == 0.0f;
         weighted[a][r] = vanishes ? 0.0f : factor * fmaf(change, row_sum, weighted[a][r]);
@@ -57,7 +57,7 @@ struct EntropySums {
         taken_sum[a][r] *= factor;
     }
 
-    // Before long sums take the row sum.
+    // Called before long sums take the row sum.
     __device__ __forceinline__ void take_weighted(int a, const float (&row_sum)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -72,7 +72,7 @@ struct EntropySums {
         if constexpr (kLongSums) weighted[a][r] += taken_weighted[a][r];
         weighted[a][r] = quad_sum(weighted[a][r]);
     }
-    // True if the complete sum overflowed though the row sum is not NaN.
+    // Whether the complete sum overflowed although the row sum is not NaN.
     __device__ __forceinline__ bool row_entropy_overflowed(int a, int r, float row_sum) const {
         return !(fabsf(weighted[a][r]) < INFINITY) && row_sum == row_sum;
     }
@@ -90,7 +90,7 @@ struct RowStatistics : EntropySums<kSlabs, true> {
         this->clear_entropy();
     }
 
-    // With an exponent of -infinity, p is 0 and adds nothing. NaN is in p.
+    // With an exponent of -infinity, p is 0 and adds nothing. If the score is NaN, so is p.
     __device__ __forceinline__ void add_score(int a, int r, float score, float exponent, float p) {
         largest_score[a][r] = fmaxf(largest_score[a][r], score);
         this->weighted[a][r] = fmaf(p, fmaxf(exponent, kLowestExponent), this->weighted[a][r]);

@@ -1,4 +1,4 @@
-// From the index of a work tile to its batch entry, head and tile; and the lengths of a sequence.
+// Computes the batch entry, head and tile of a work tile from its index; and the lengths of a sequence.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -15,7 +15,8 @@ struct SequenceRows {
     __device__ static __forceinline__ SequenceRows of(const LengthsParams& lengths, int batch) {
         SequenceRows rows;
         if (lengths.cu) {
-            // Lengths come from the device unchecked: clamp them to the tensor, so that bad ones cannot reach outside it.
+            // Lengths come from the device unchecked: clamp them to the tensor, so that wrong lengths cause no access outside of
+            // it.
             const int first = min(max(lengths.cu[batch], 0), lengths.capacity);
             const int last = min(max(lengths.cu[batch + 1], first), lengths.capacity);
             rows.start = first;
@@ -34,7 +35,7 @@ struct TileCoordinates {
 };
 
 // Packed sequences: `index` counts the tiles of all sequences; finds the sequence by prefix sums over 32 sequences at a time.
-// Every warp of the thread block computes the same.
+// Every warp of the thread block computes the same result.
 template <int kTileRows>
 __device__ __forceinline__ TileCoordinates find_packed_tile(const LengthsParams& lengths, int batch_count, int index, int head) {
     const int lane = threadIdx.x % 32;
@@ -60,7 +61,7 @@ __device__ __forceinline__ int divide(int n, const Divisor& by) {
     return by.divisor == 1 ? n : static_cast<int>(__umulhi(static_cast<uint32_t>(n), by.multiplier) >> by.shift);
 }
 
-// The work tile number `index`. `lengths`: of the side whose tiles are scheduled.
+// Work tile `index`. `lengths`: the lengths of the side whose tiles are scheduled.
 template <int kTileRows>
 __device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams& schedule, const LengthsParams& lengths,
                                                             int batch, int index) {
@@ -76,7 +77,7 @@ __device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams
     return {entry, head - entry * static_cast<int>(schedule.sequence.divisor), tile};
 }
 
-// The work tile of a thread block that processes only one.
+// The work tile of a thread block that has only one.
 template <int kTileRows>
 __device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams& schedule, const LengthsParams& lengths,
                                                             int batch) {

@@ -1,4 +1,4 @@
-// Scores with their tangents: what the options do to both.
+// Applies the score options to scores and their tangents.
 //
 //   s = cap tanh(z / cap) - alibi + bias      ts = (1 - tanh(z / cap)^2) tz + tbias      z = scale q.k, tz = scale (tq.k + q.tk)
 #pragma once
@@ -29,9 +29,9 @@ struct BiasTangent {
     }
 };
 
-// From dot products s = q.k and ts = tq.k + q.tk to scores in base-2 units and tangents in natural ones. for_pairs(rule) calls
-// rule(s, ts, row, col) for all elements of a thread; only those with row < rows and col < cols exist. Masked scores become
-// -infinity; their tangents keep any value.
+// Turns the dot products s = q.k and ts = tq.k + q.tk into scores in base-2 units and tangents in natural units. for_pairs(rule)
+// calls rule(s, ts, row, col) for all elements of a thread; only those with row < rows and col < cols exist. Masked scores become
+// -infinity; their tangents may have any value.
 template <class T, class ForPairs>
 __device__ __forceinline__ void apply_rules_to_both(const RareParams& rare, const ScoreRules<T>& rules, const ScoreParams& tbias,
                                                     const BiasTangent& bias_tangent, float softmax_scale, int rows, int cols,

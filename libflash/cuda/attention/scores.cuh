@@ -28,9 +28,9 @@ __device__ __forceinline__ float head_number(const HeadParams& numbers, int batc
 }
 
 // Backward computes with probabilities times 2^exponent_shift(): a probability below the smallest normal number would be
-// flushed to zero, though its product with dP may be large. `half` has too small a range for the shift and does not need it:
-// there such a product is below the smallest number. With the shift the exponent is a larger float and loses low bits: 3 with
-// the shift of 8; bf16 can spare the 5 bits of a shift of 32.
+// flushed to zero, though its product with dP may be large. `half` has too small a range for the shift and does not need it: for
+// `half` such a product is below the smallest number. With the shift the exponent is a larger float and loses low bits: 3 bits
+// with a shift of 8; 5 bits with a shift of 32, which bf16 can spare.
 template <class T>
 __device__ constexpr float exponent_shift() {
     return std::is_same<T, __half>::value ? 0.0f : (std::is_same<T, float>::value ? 8.0f : 32.0f);
@@ -61,11 +61,11 @@ struct ScoreRules {
     }
 };
 
-// The options are applied as passes over all scores of a thread, one option after the other: each pass needs few registers.
-// for_all(rule) calls rule(score, row, col) for every score; for_each calls it only for scores whose row and key exist, and
-// only there is memory read.
+// The options are applied in passes over all scores of a thread, one option after another, because each pass needs few registers.
+// for_all(rule) calls rule(score, row, col) for every score; for_each calls it only for scores whose row and key exist, and only
+// these passes read memory.
 //
-// scale_and_cap: dot products become scores in natural units.
+// Turns dot products into scores in natural units.
 template <class ForAll>
 __device__ __forceinline__ void scale_and_cap(const RareParams& rare, float softmax_scale, const ForAll& for_all) {
     if (rare.softcap > 0.0f) {
@@ -75,7 +75,8 @@ __device__ __forceinline__ void scale_and_cap(const RareParams& rare, float soft
         for_all([&](float& score, int, int) { score *= softmax_scale; });
     }
 }
-// The same in base-2 units, for kernels without bias. A function of its own, because the constants round differently.
+// As scale_and_cap(), in base-2 units, for kernels without bias. It is a separate function because the constants round
+// differently.
 // `params`: with softcap, softmax_scale and scale_log2.
 template <class Params, class ForAll>
 __device__ __forceinline__ void scale_and_cap_log2(const Params& params, const ForAll& for_all) {

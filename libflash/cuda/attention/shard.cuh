@@ -1,6 +1,6 @@
-// Which keys a query row sees, and the reverse, as ranges of their numbers: by the causal rule and the window, on positions in
-// the whole sequence if the call has a shard of it. Positions increase strictly, so the ranges are intervals, and both ends grow
-// with the row. The general kernels of sm80 keep the ranges of a tile in shared memory.
+// Which keys a query row sees, and which rows see a key, as ranges of numbers. The causal rule and the window apply to positions
+// in the whole sequence if the call has a shard of it. Positions increase strictly, so the visible keys are one range, and both
+// ends of the range grow with the row. The general kernels of sm80 store the ranges of a tile in shared memory.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -22,7 +22,7 @@ struct RowPositions {
         return positions;
     }
 
-    // Row i; past the last row, that of the last one.
+    // The position of row i; past the last row, the position of the last row.
     __device__ __forceinline__ int at(int i) const { return of_rows ? of_rows[min(i, count - 1)] : begin + i * step; }
 
     // The first row at `position` or later; `count` if there is none.
@@ -48,7 +48,7 @@ struct RowPositions {
 struct ShardRows {
     RowPositions rows, columns;
     int shift;        // without positions: column of the diagonal in row 0
-    int alibi_shift;  // where ALiBi's distance of row 0 is 0: independent of the alignment of the mask
+    int alibi_shift;  // the key at ALiBi distance 0 of row 0: independent of the alignment of the mask
     int left, right;
     bool has_positions;
 
@@ -81,18 +81,18 @@ struct ShardRows {
     }
 };
 
-// What dropout counts as sequence and head.
+// The number of the sequence and head that dropout uses.
 __device__ __forceinline__ uint32_t dropout_head(const ShardParams& shard, int batch, int head) {
     const int sequence = shard.sequences ? shard.sequences[batch] : batch;
     return static_cast<uint32_t>(sequence) * shard.heads_total + shard.head_begin + head;
 }
 
-// A shard of a tile in shared memory: the ranges of its kTileRows rows (or keys) and the positions.
+// In shared memory, for a tile of a shard: the ranges of its kTileRows rows (or keys) and the positions.
 template <int kTileRows>
 struct ShardTile {
-    int2 seen[kTileRows];  // of keys for a tile of rows, of rows for a tile of keys
+    int2 seen[kTileRows];  // ranges of keys for a tile of rows, ranges of rows for a tile of keys
     ShardRows all;
-    uint32_t batch_head;  // what dropout counts
+    uint32_t batch_head;  // for dropout
 
     __device__ __forceinline__ void set(const ShardRows& rows, const ShardParams& shard, const TileCoordinates& work) {
         all = rows;

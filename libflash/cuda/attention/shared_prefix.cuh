@@ -1,5 +1,5 @@
 // Decode of sequences that share their first keys (shared_groups, shared_lens): which of its keys a sequence shares, and which
-// sequences a thread block of decode_prefix.cuh takes. The arrays come from device memory unchecked; here they are clamped, so
+// sequences a thread block of decode_prefix.cuh computes. The arrays come from device memory unchecked; they are clamped here, so
 // that a wrong hint gives wrong results but no wrong address.
 #pragma once
 
@@ -38,18 +38,19 @@ __device__ __forceinline__ int shared_keys_of(const SharedPrefixParams& shared, 
     return 0;
 }
 
-// The end of the keys of a split that the kernel for shared keys takes: whole tiles of `unit` keys that were valid before the
+// The end of the keys of a split that the kernel for shared keys computes: whole tiles of `unit` keys that were valid before the
 // call.
 __device__ __forceinline__ int end_of_prefix(const DecodeParams& p, const VisibleKeys& range, int shared_keys, int unit) {
     return min(min(shared_keys, range.length - p.cache.seqlen_new) / unit * unit, range.last);
 }
 
-// Sequences [begin, end) of a group, whose rows are a tile; the keys are those of its first sequence.
+// Sequences [begin, end) of a group, whose rows form a tile; the keys are those of the group's first sequence.
 struct PrefixTile {
     int32_t begin, end, first, keys;  // begin negative: nothing to do
 };
 
-// The tile number `index`, each of `of_tile` sequences of a group, by prefix sums of a warp. Every warp computes the same.
+// Tile `index`, where each tile has `of_tile` sequences of a group. A warp finds it by prefix sums. Every warp computes the same
+// result.
 __device__ __forceinline__ PrefixTile find_prefix_tile(const SharedPrefixParams& shared, int batch_count, int index,
                                                        int of_tile) {
     const int lane = threadIdx.x % 32;
@@ -70,13 +71,13 @@ __device__ __forceinline__ PrefixTile find_prefix_tile(const SharedPrefixParams&
     return {-1, -1, 0, 0};
 }
 
-// Each slab of kDecodeSlab rows of a tile has those of whole sequences, as many as fit.
+// Each slab of kDecodeSlab rows of a tile has all rows of as many sequences as fit.
 __device__ __forceinline__ int sequences_of_prefix_tile(const DecodeParams& p, int tile_rows) {
     return tile_rows / kDecodeSlab * (kDecodeSlab / (p.seqlen_q * p.group_size));
 }
 
-// A row of a tile: its sequence, negative if there is none; its number there, with all heads of the key head; and which of the
-// shared keys of a split it sees. Tiles of keys, of all classes together, have `unit` keys.
+// A row of a tile: its sequence (negative if there is none); its number in the sequence, over all heads of the key head; and
+// which of the shared keys of a split it sees. `unit`: keys of a key tile, over all classes.
 struct PrefixRow {
     int32_t batch, packed;
     VisibleRange keys;
@@ -93,21 +94,21 @@ struct PrefixRow {
     }
 };
 
-// The lanes, of rows 0 to 7 of a slab and then of its rows 8 to 15, whose scores move the kept maximum of a row: those of its
-// sequence or, with invariant rows, its own.
+// A bit for each lane of rows 0 to 7 of a slab, then of rows 8 to 15: whether its scores can raise the kept maximum of `row`.
+// These are the lanes of all rows of its sequence or, with invariant rows, of the row itself.
 __device__ __forceinline__ uint64_t voters_of_row(const DecodeParams& p, int row) {
     const int of_vote = p.invariant ? 1 : p.seqlen_q * p.group_size;
     const uint64_t all = of_vote == kDecodeSlab ? ~uint64_t{0} : (uint64_t{1} << 4 * of_vote) - 1;
     return all << row / of_vote * of_vote * 4;
 }
 
-// Where the sums of a row over the shared keys of a class are, and its kept maximum and row sums after them.
+// The address of the sums of a row over the shared keys of a class; the kept maximum and the row sums follow them.
 template <int kHeadDim>
 __device__ __forceinline__ float* prefix_sums_of(const DecodeParams& p, int64_t row, int split, int classes, int of_class) {
     return p.shared.sums + ((row * p.splits + split) * classes + of_class) * (kHeadDim + kPrefixStatistics);
 }
 
-// Stores what a lane has of a row's sums. pair_of(n): those of the lane's two channels of the n-th eight.
+// Stores a lane's part of a row's sums. pair_of(n): the sums of the lane's two channels of channels 8 n to 8 n + 7.
 template <int kHeadDim, class PairOf>
 __device__ __forceinline__ void store_prefix_sums(float* to, int lane, float kept_maximum, float row_sum, const PairOf& pair_of) {
 #pragma unroll

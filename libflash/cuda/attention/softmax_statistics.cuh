@@ -17,7 +17,7 @@ constexpr int softmax_statistics_lanes(int head_dim, int element) {
 }
 
 // The rounding error of a large LSE could make exp2(score - lse) overflow. Such an LSE is raised by more than that error; its
-// probabilities have no correct digit anyway.
+// probabilities have no correct digit in any case.
 __device__ __forceinline__ float lse_with_margin(float lse_log2) {
     return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
 }

@@ -1,4 +1,4 @@
-// The kernel that sets the largest scores of heads to -infinity, before thread blocks contribute to them (head_maxima.cuh).
+// The kernel that initialises the largest scores of heads to -infinity, before the atomic maxima (head_maxima.cuh).
 #pragma once
 
 #include "cuda/params.h"
@@ -13,7 +13,7 @@ __global__ void head_maxima_kernel(Number* maxima, int64_t stride, int heads) {
     if (head < heads) maxima[head * stride] = -INFINITY;
 }
 
-// Launches it, if there are blocks.
+// Launches the kernel, if it has thread blocks.
 template <class Kernel, class Number>
 void start_head_maxima(const LaunchShape& shape, Number* maxima, const ForwardStatisticsParams& params, cudaStream_t stream) {
     if (shape.blocks == 0) return;

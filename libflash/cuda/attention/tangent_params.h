@@ -28,8 +28,8 @@ struct ForwardTangentParams {
     DoubleParams in_double;
 };
 
-// What the kernels of backward_tangent read for a query row besides its tensors; {+infinity, 0, 0, 0} for a row that does not
-// take part.
+// The statistics of a query row that the backward_tangent kernels read; {+infinity, 0, 0, 0} for a row that is not in use or sees
+// no key.
 struct TangentStatistics {
     float lse_log2;  // LSE in base-2 units, minus exponent_shift()
     float delta;     // dout . out - dlse
@@ -37,14 +37,14 @@ struct TangentStatistics {
     float tdelta;    // tdout . out + dout . tout - tdlse
 };
 
-// The same of the float64 kernels, with the natural LSE.
+// The statistics of the float64 kernels, with the natural LSE.
 struct DoubleTangentStatistics {
     double lse, delta, mu, tdelta;
 };
 
 struct BackwardTangentParams {
     RowsParams q, k, v, out, dout, tq, tk, tv, tout, tdout, tdq, tdk, tdv;
-    RowStatisticsParams lse, dlse, tlse, tdlse, tdelta;  // tdelta: instead of tout and tdlse
+    RowStatisticsParams lse, dlse, tlse, tdlse, tdelta;  // tdelta: in place of tout and tdlse
     LengthsParams q_lengths, k_lengths;
     int32_t batch, heads_q, heads_k, group_size;
     int32_t head_dim, head_dim_v;
@@ -59,7 +59,7 @@ struct BackwardTangentParams {
     // In the workspace: kUnitRows for each unit of each query head, see QueryUnits. float64: DoubleTangentStatistics.
     TangentStatistics* statistics;
     int32_t units;
-    int32_t* next_tiles;            // which work tiles of queries, of keys come next (sm90); the first kernel sets both to 0
+    int32_t* next_tiles;            // the next work tile of queries, and of keys (sm90); the first kernel sets both to 0
     ScheduleParams unit_schedule;   // by unit of query rows and query head
     ScheduleParams query_schedule;  // by tile of query rows and query head
     ScheduleParams key_schedule;    // by key tile and key head

@@ -1,4 +1,4 @@
-// The first step of backward_tangent: what the other kernels need of each query row.
+// The first step of backward_tangent: the statistics of each query row that the other kernels need.
 #pragma once
 
 #include "cuda/attention/query_tiles.cuh"
@@ -12,7 +12,7 @@ template <class T>
 struct TangentStatisticsUnit {
     static constexpr int kThreads = 256;
     static constexpr int kVector = 16 / static_cast<int>(sizeof(T));  // elements that a lane reads at once
-    static constexpr int kLanes = 8;                                  // of a row, where rows are read so; else a warp
+    static constexpr int kLanes = 8;                                  // per row, if rows are read in vectors; else a warp
 
     struct alignas(16) Vector {
         T x[kVector];
@@ -38,7 +38,7 @@ struct TangentStatisticsUnit {
     __device__ __forceinline__ float partial_dot(const T* x, const T* y) const {
         const int lane = threadIdx.x % kLanesOfRow;
         float sum = 0.0f;
-        // Memory limits the speed, and enough warps wait for it: loops unrolled further would double the code.
+        // Memory limits the speed, and enough warps are in flight: further unrolling would only double the code.
         if constexpr (kLanesOfRow == 32) {
 #pragma unroll 2
             for (int c = lane; c < params.head_dim_v; c += 32) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
@@ -52,8 +52,8 @@ struct TangentStatisticsUnit {
         }
         return sum;
     }
-    // The product of two rows, by kLanesOfRow lanes; 0 if either is absent or the row does not count. The lanes of other rows of
-    // the warp call it too.
+    // The product of two rows, by kLanesOfRow lanes; 0 if either is absent or the row is not in use. The lanes of other rows of
+    // the warp call it, too.
     template <int kLanesOfRow>
     __device__ __forceinline__ float dot(const T* x, const T* y, bool counts) const {
         if (!x || !y) return 0.0f;

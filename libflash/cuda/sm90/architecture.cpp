@@ -1,6 +1,6 @@
 // The entry of sm_90a in the table of architectures: forward, backward, their tangents, decode of wide heads and of many rows,
 // and prefill in f16 and bf16. capabilities.cpp, wide_capabilities.cpp, decode_capabilities.cpp, prefill_capabilities.cpp and
-// tangent_capabilities.cpp name the options that these kernels lack.
+// tangent_capabilities.cpp name the options that these kernels do not support.
 #include "cuda/architecture.h"
 #include "cuda/sm90/plan.h"
 

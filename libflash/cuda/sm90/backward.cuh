@@ -1,7 +1,7 @@
 // FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608). Its kernels compute the softmax statistics, then dK,
-// dV and the dQ accumulator, then dQ from the accumulator, then the gradients of sink and bias. In the second one a persistent
-// thread block processes key tiles one after another. Its warpgroups: the first loads tiles (backward_producer.cuh), the second
-// computes the dQ accumulator (backward_dq.cuh). The other two have 64 keys each (backward_dk_dv.cuh, backward_halves.cuh,
+// dV and the dQ accumulator, then dQ from the accumulator, then the gradients of sink and bias. In the second kernel a persistent
+// thread block processes one key tile after another. It has four warpgroups: the first loads tiles (backward_producer.cuh), the
+// second computes the dQ accumulator (backward_dq.cuh), the other two have 64 keys each (backward_dk_dv.cuh, backward_halves.cuh,
 // backward_general.cuh), or divide the products of 64 keys (backward_divided.cuh).
 #pragma once
 
@@ -53,7 +53,7 @@ int launch_dk_dv(const BackwardPlan& plan, const BackwardParams& params, cudaStr
     });
 }
 
-// Calls do_with with the instance as an integral_constant.
+// Calls do_with(instance as an integral_constant).
 template <class Kernel, class DoWith>
 auto with_backward_instance(int instance, const DoWith& do_with) {
     switch (static_cast<BackwardInstance>(instance)) {

@@ -1,4 +1,4 @@
-// What the state of every consumer warp of the sm_90a backward kernel contains.
+// The state that every consumer warp of the sm_90a backward kernel has.
 #pragma once
 
 #include "cuda/ptx/hide_from_compiler.cuh"
@@ -12,7 +12,7 @@ __device__ __forceinline__ int consumer_warp() {
     return static_cast<int>(uniform(threadIdx.x / 32)) - (Traits::kThreads / 32 - Traits::kConsumerWarps);
 }
 
-// The same, computed anew: over the epilogue of a work tile the compiler does not keep it in a uniform register.
+// Recomputes consumer_warp(), because the compiler does not keep it in a uniform register across the epilogue of a work tile.
 template <class Traits>
 __device__ __forceinline__ int consumer_warp_again() {
     return static_cast<int>(uniform(static_cast<uint32_t>(hide_from_compiler(static_cast<int>(threadIdx.x))) / 32)) -
@@ -28,13 +28,13 @@ struct BackwardConsumerState {
     PipelineState<Traits::kStages> queries;
     PipelineState<Traits::kScoreStages> gradients;
 
-    // `warp`: its 16 keys are those from 16 * warp on.
+    // `warp`: its 16 keys begin at 16 * warp.
     __device__ __forceinline__ BackwardConsumerState(const BackwardContext<Traits>& context, int warp, int warp_lane)
         : addresses(Products::addresses(context, warp, warp_lane)), first_key(warp * 16), lane(warp_lane),
           queries(context.storage.queries), gradients(context.storage.gradients) {}
 };
 
-// The same with dK and dV of 64 keys.
+// BackwardConsumerState with dK and dV of 64 keys.
 template <class Traits>
 struct BackwardSumsState : BackwardConsumerState<Traits> {
     typename BackwardProducts<Traits>::Sums dk, dv;

@@ -2,8 +2,8 @@
 // two warpgroups. Both have all keys of the tile and divide the products:
 //   values   S^T = K Q^T, P, dV += P^T dO (backward_values.cuh)
 //   keys     dP^T = V dO^T, dS, dK += dS^T Q (backward_keys.cuh)
-// P goes from one to the other through a stage of dS: each warp of `keys` replaces the P that one warp of `values` stored there
-// by dS, for the dQ warpgroup. So `values` computes P of a tile while `keys` adds to dK of the tile before.
+// P is passed through a stage of dS: each warp of `keys` overwrites the P that one warp of `values` stored there with dS, for the
+// dQ warpgroup. So `values` computes P of a tile while `keys` adds the previous tile to dK.
 #pragma once
 
 #include "cuda/sm90/backward_keys.cuh"

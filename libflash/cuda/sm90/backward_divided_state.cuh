@@ -1,4 +1,4 @@
-// What the two consumer warpgroups of backward_divided.cuh have in common.
+// The state that both consumer warpgroups of backward_divided.cuh have.
 #pragma once
 
 #include "cuda/ptx/hide_from_compiler.cuh"
@@ -11,7 +11,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// State of a consumer warp; its pipeline of gradients has the stages of P and dS.
+// State of a consumer warp. The stages of its pipeline `gradients` hold P, then dS.
 template <class Traits>
 struct BackwardDividedState : BackwardConsumerState<Traits> {
     using Tiles = BackwardSharedTiles<Traits>;
@@ -34,7 +34,7 @@ struct BackwardDividedState : BackwardConsumerState<Traits> {
         queries.wait_full();
         zero_fill.queries(queries.stage, at.tile);
     }
-    // Computed anew, to hold no register in the loop.
+    // Recomputes first_key, so that it needs no register in the loop.
     __device__ __forceinline__ int first_key_again() const {
         return hide_from_compiler(static_cast<int>(threadIdx.x)) / 32 % 4 * 16;
     }

@@ -59,7 +59,7 @@ struct BackwardConsumer {
             receive_keys(c);
             const auto at = query_tiles.first();
             if (at.left > 0) loop_over_queries(c, at);
-            named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
+            named_barrier_wait(1 + warp / 4, 128);  // the epilogue overwrites the group's rows of V: wait for their readers
             const auto rows = epilogue.rows_through_v(c.first_key);
             epilogue.store_dv(rows, lane, c.dv, undo_exponent_shift<T>());
             epilogue.store_dk(rows, lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
@@ -74,7 +74,7 @@ private:
 #pragma unroll
         for (int i = 0; i < kHeadDim / 2; ++i) c.dk[i] = c.dv[i] = 0.0f;
     }
-    // Waits for K and V of the work tile and loads K.
+    // Waits for K and V of the work tile and loads K into registers.
     __device__ __forceinline__ void receive_keys(State& c) const {
         work_tiles.wait_for_k();
         zero_fill.keys(context.k(), c.addresses.first_row, Traits::kGroupKeys);
@@ -165,7 +165,7 @@ private:
         wgmma_commit();
         Products::template issue_scores<kBlockM>(c.ds, c.v, c.addresses.first_row, Tiles::dout_of(q));
     }
-    // `stage_is_empty`: the stage was already seen empty.
+    // `stage_is_empty`: the warp has already seen that the stage is empty.
     __device__ __forceinline__ void store_ds(const State& c, const Fragments& ds, bool stage_is_empty) const {
         if (!stage_is_empty) c.gradients.wait_empty();
         Products::store_ds(c.addresses, c.gradients.stage, ds);

@@ -1,6 +1,6 @@
-// The dQ warpgroup of the sm_90a backward kernel computes dS K and adds it to the dQ accumulator, by bulk additions: the warps
-// wait neither for them nor for each other. The consumer warpgroups need no barrier between each other: only the stages of dS
-// bound their distance.
+// The dQ warpgroup of the sm_90a backward kernel computes dS K and adds it to the dQ accumulator by bulk additions. Its warps
+// wait neither for the additions nor for each other. There is no barrier between the consumer warpgroups: only the number of
+// stages of dS limits how far one can be ahead of the other.
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"
@@ -94,7 +94,7 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(dq);
     }
-    // Leaves a part of the warp's sums of a piece at `staged`, for a bulk addition.
+    // Writes a part of the warp's sums of a piece to shared memory at `staged`, for a bulk addition.
     __device__ static __forceinline__ void leave(const float (&dq)[Traits::kPieceCols / 2], int part, uint32_t staged, int lane) {
 #pragma unroll
         for (int n = 0; n < kPartBlocks; ++n) {

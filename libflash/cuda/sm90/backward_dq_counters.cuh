@@ -1,6 +1,6 @@
-// For each query tile of each query head, whose turn it is to add to its dQ accumulator: the turns of deterministic=True
-// (backward_fixed_order.cuh), from the last key tile to the first. Block masks are dense here: with lists whose entries do not
-// ascend, a turn could belong to a key tile that never comes (capabilities.cpp).
+// Counters for deterministic=True (backward_fixed_order.cuh): for each query tile of each query head, which key tile adds to the
+// dQ accumulator next. Key tiles add in descending order. Only dense block masks are supported: with lists whose entries do not
+// ascend, the turn could belong to a key tile that never adds (capabilities.cpp).
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -13,11 +13,12 @@ __device__ __forceinline__ int* dq_counter(const BackwardParams& params, int64_t
     return params.dq_counters + first_unit * (kUnitRows / kBlockM) + tile;
 }
 
-// The turns at a query tile. Without a block mask the counter is the number of key tiles that have yet to add; these are
-// consecutive. Under a block mask they are not, and the counter is the key tile whose turn it is, or -1.
+// The turns of the key tiles at a query tile. Without a block mask the key tiles are consecutive, and the counter is the number
+// of key tiles that have yet to add. Under a block mask they are not consecutive, and the counter is the number of the key tile
+// whose turn it is, or -1.
 template <int kBlockM, int kBlockN, bool kBlockMask>
 struct DqTurns {
-    const BlockMaskParams& blocks;  // by column, as the query tiles of a key tile are found
+    const BlockMaskParams& blocks;  // by column: the block mask that QueryTiles uses
     int batch, head, tile;          // of the query tile
     // Contains a key tile if and only if QueryTiles of that key tile contains the query tile.
     KeyRange<kBlockM, kBlockN> range;

@@ -1,5 +1,5 @@
 // The epilogue of a consumer warp of the sm_90a backward kernel: writes its 16 rows of dK or dV, through its rows of a tile in
-// shared memory that nobody reads any more.
+// shared memory that is no longer read.
 #pragma once
 
 #include "cuda/attention/gradient_sums.cuh"
@@ -20,13 +20,13 @@ struct BackwardEpilogue {
 
     const BackwardContext<Traits>& context;
 
-    // The rows of a warp: the first one in the tile, the work tile, and the tile in shared memory through which they are written,
-    // as an offset.
+    // The rows of a warp: the work tile, the first row in it, and the offset of the tile in shared memory through which they are
+    // written.
     struct Rows {
         const BackwardWorkTile<Traits>& of;
         int first_key, tile;
     };
-    // Those of the current work tile, through V.
+    // The rows of the current work tile, written through V.
     __device__ __forceinline__ Rows rows_through_v(int first_key) const {
         return {context.tile(), first_key, context.key_stage() * BackwardSharedTiles<Traits>::kKeyStageBytes + KvTile::kBytes};
     }
@@ -38,13 +38,13 @@ struct BackwardEpilogue {
         if (add_parts(rows.of, dv, 0))
             store(rows, lane, dv, factor, context.maps.dv, context.params.dv, context.params.head_dim_v);
     }
-    // Called by the warp after the last of them, before others write to the tile.
+    // The warp calls it after the last store and before other warps write to the tile.
     __device__ static __forceinline__ void wait(int lane) { RowStore::wait_for_rows(lane); }
 
 private:
-    // False: this launch is not the last one of the key tile (attention/gradient_sums.cuh).
+    // Returns false if this launch is not the last launch of the key tile (attention/gradient_sums.cuh).
     __device__ __forceinline__ bool add_parts(const BackwardWorkTile<Traits>& of, Sums& sums, int gradient) const {
-        constexpr int kThreads = Traits::kBlockN * 2;  // that have sums of one gradient
+        constexpr int kThreads = Traits::kBlockN * 2;  // that hold sums of one gradient
         static_assert(256 % kThreads == 0, "the consumers begin with thread 256");
         const int thread = hide_from_compiler(static_cast<int>(threadIdx.x)) % kThreads;
         const GradientSums<kThreads, kSums / 4> parts(context.params.part, of.number, gradient, thread);
@@ -69,7 +69,7 @@ private:
         });
     }
 
-    // Rounds the rows to shared memory; rows beyond the used length become zeros, whatever the sums are.
+    // Writes the rounded rows to shared memory; rows beyond the used length become zeros, even if their sums are NaN.
     __device__ __forceinline__ void write_used_rows(const Rows& rows, int lane, const Sums& sums, float factor,
                                                     uint32_t tile) const {
         const int used = rows.of.tiles.length_k - rows.of.tiles.first_col - rows.first_key - lane / 4;
@@ -77,7 +77,7 @@ private:
             return i % 2 * 8 < used ? pack_pair(pair[0] * factor, pair[1] * factor, T()) : 0;
         });
     }
-    // Copies the first `count` rows from shared memory: a TMA store of all rows would reach into another sequence.
+    // Copies only the first `count` rows from shared memory, because a TMA store of all rows would write into the next sequence.
     __device__ __forceinline__ void copy_rows(const Rows& rows, int lane, int count, const RowsParams& gradient,
                                               int columns) const {
         T* const first = static_cast<T*>(gradient.data) + rows.of.work.batch * gradient.batch +

@@ -1,7 +1,7 @@
-// Additions to the dQ accumulator in a fixed order (deterministic=True): key tiles add to a query tile one after another, the
-// last one first. The dQ warpgroup leaves its sums in shared memory; two threads of the producer warpgroup add them, each to
-// every other query tile. The counter of a query tile (backward_dq_counters.cuh) says whose turn it is. README.md of this folder
-// explains why no thread block waits for ever.
+// Additions to the dQ accumulator in a fixed order (deterministic=True): key tiles add to a query tile one after another, in
+// descending order. The dQ warpgroup writes its sums to shared memory; two threads of the producer warpgroup add them, each to
+// every second query tile. The counter of a query tile (backward_dq_counters.cuh) determines which key tile adds next. README.md
+// of this folder proves that there is no deadlock.
 #pragma once
 
 #include "cuda/ptx/counter.cuh"
@@ -11,16 +11,16 @@
 
 namespace libflash::cuda::sm90 {
 
-// Buffers of sums in shared memory: part `part` of piece `piece` of a tile goes into one, in turn.
+// Buffers of sums in shared memory: part `part` of piece `piece` of a tile goes to buffer(piece, part).
 template <class Traits>
 struct BackwardSumBuffers {
     static constexpr int kParts = Traits::kPieceParts, kBuffers = Traits::kSumBuffers;
-    static constexpr int kUses = Traits::kPieces * kParts / kBuffers;  // of a buffer per tile
+    static constexpr int kUses = Traits::kPieces * kParts / kBuffers;  // how often a tile uses a buffer
     static_assert(kUses * kBuffers == Traits::kPieces * kParts, "all buffers are used as often");
     static constexpr int kBufferBytes = 4 * Traits::kSumBytes;
 
     __device__ static __forceinline__ int buffer(int piece, int part) { return (piece * kParts + part) % kBuffers; }
-    // The phase of a barrier of the buffer, when `tiles` tiles were there before; only their parity counts.
+    // The parity of the phase of the buffer's barrier after `tiles` earlier tiles; only the parity of `tiles` matters.
     __device__ static __forceinline__ uint32_t phase(int piece, int part, int tiles) {
         return static_cast<uint32_t>((piece * kParts + part) / kBuffers + kUses * tiles) & 1;
     }
@@ -37,7 +37,7 @@ struct BackwardFixedOrder {
     const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
 
-    // Adds to the query tiles whose number, counted over all work tiles, is odd (1) or even (0).
+    // Adds to the query tiles whose number, counted over all work tiles, is odd (`odd` = 1) or even (0).
     __device__ __forceinline__ void run(int odd) const {
         int number = 0;
 #pragma unroll 1
@@ -76,7 +76,7 @@ private:
                 context.storage.sum_is_empty(buffer).arrive();
             }
     }
-    // The parts of the four warps, which are consecutive where a piece is one part.
+    // Adds the parts of the four warps, which are consecutive if a piece is one part.
     __device__ static __forceinline__ void add_buffer(float* sums, uint32_t buffer) {
         if constexpr (Buffers::kParts == 1) {
             tma_add_floats(sums, buffer, Buffers::kBufferBytes);

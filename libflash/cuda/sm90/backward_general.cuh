@@ -1,6 +1,6 @@
-// The consumer warpgroups of the general instance of the sm_90a backward kernel: those of backward_dk_dv.cuh with block masks and
-// the rare options. These need registers, so the products of two tiles do not overlap, K is read from shared memory, and a tile
-// is processed kChunk queries at a time.
+// The consumer warpgroups of the general instance of the sm_90a backward kernel: as in backward_dk_dv.cuh, with block masks and
+// the rare options. The options need registers, so the products of two tiles do not overlap, K is read from shared memory, and
+// kChunk queries of a tile are processed at a time.
 #pragma once
 
 #include "cuda/sm90/backward_consumer_state.cuh"
@@ -43,7 +43,7 @@ struct BackwardGeneralConsumer {
             zero_fill.keys(context.v(), c.addresses.first_row, Traits::kGroupKeys);
 #pragma unroll 1
             for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at)) add_tile(c, at);
-            named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
+            named_barrier_wait(1 + warp / 4, 128);  // the epilogue overwrites the group's rows of V: wait for their readers
             const auto rows = epilogue.rows_through_v(c.first_key);
             epilogue.store_dv(rows, c.lane, c.dv, undo_exponent_shift<T>() * context.params.rare.dropout.keep_factor);
             epilogue.store_dk(rows, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
@@ -66,7 +66,7 @@ private:
         Products::publish_ds(c.gradients, c.lane);
     }
 
-    // The queries from `first` on of a tile.
+    // Adds kChunk queries of a tile, from `first` on.
     __device__ __forceinline__ void add_chunk(State& c, const QueryTilePosition& at, int first, bool edge) const {
         const uint32_t k = uniform(context.k()), q = uniform(Tiles::q(c.addresses.tiles, c.queries.stage)),
                        dout = Tiles::dout_of(q);

@@ -1,5 +1,5 @@
-// The consumer warpgroups of the sm_90a backward kernel for head_dim above 64: those of backward_dk_dv.cuh with fewer registers
-// for scores, because dK and dV take so many: dP and dS are computed for half of the queries at a time.
+// The consumer warpgroups of the sm_90a backward kernel for head_dim above 64: as in backward_dk_dv.cuh, but dK and dV leave
+// fewer registers for scores: dP and dS are computed for half of the queries at a time.
 #pragma once
 
 #include "cuda/sm90/backward_consumer_state.cuh"
@@ -21,7 +21,8 @@ struct BackwardHalvesConsumer {
     using Position = typename BackwardQueryTiles<Traits>::Position;
     using Scores = typename BackwardScores<Traits>::Scores;
     static constexpr int kHalf = Traits::kBlockM / 2;
-    // Whose addresses are computed in another way: what the compiler can make of either with the registers it has left.
+    // These instances compute addresses differently: which computation spills depends on the registers that the instance has
+    // left.
     static constexpr bool kPlain = !Traits::kRagged && !Traits::kFixedOrder && Traits::config.dtype == KernelType::bf16_;
     using Half = uint32_t[kHalf / 16][4];  // rounded scores of half of the queries
 
@@ -47,7 +48,7 @@ struct BackwardHalvesConsumer {
                 zero_fill.keys(context.v(), c.addresses.first_row, Traits::kGroupKeys);
             }
             if (at.left > 0) loop_over_queries(c, at);
-            named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
+            named_barrier_wait(1 + warp / 4, 128);  // the epilogue overwrites the group's rows of V: wait for their readers
             const auto rows = epilogue.rows_through_v(c.first_key);
             epilogue.store_dv(rows, c.lane, c.dv, undo_exponent_shift<T>());
             epilogue.store_dk(rows, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
@@ -59,9 +60,9 @@ struct BackwardHalvesConsumer {
     }
 
 private:
-    // dP has registers for half of the queries. dK of a tile and S of the next one are issued together and overlap the
-    // exponentials. The loop ends in the middle, so that no wgmma is in flight where it starts again: the compiler would
-    // serialise them.
+    // dP has registers for half of the queries. dK of a tile and S of the next tile are issued together and overlap the
+    // exponentials. The loop exits in the middle of its body, so that no wgmma is in flight at the back edge: the compiler would
+    // serialise the products otherwise.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores p;  // S, then P
         c.queries.wait_full();
@@ -124,18 +125,18 @@ private:
         if (arrives_for_warp(c.lane)) c.queries.empty_of(stage).arrive();
     }
 
-    // S of the current stage. The address of K is computed anew, in the way that spills nothing: descriptors of K that are
-    // constants of the loop would fill registers.
+    // Issues S of the current stage. The address of K is recomputed, because loop-invariant descriptors of K would take too many
+    // registers; kPlain selects the computation that does not spill.
     __device__ __forceinline__ void issue_s(const State& c, Scores& s) const {
         const uint32_t q = uniform(Tiles::q(c.addresses.tiles, c.queries.stage));
         const uint32_t k = kPlain ? uniform(c.addresses.tiles) : q - Tiles::q(0, c.queries.stage);
         Products::template issue_scores<Traits::kBlockM>(s, k, c.addresses.first_row, q);
     }
-    // dP of half of the queries, from `first` on.
+    // Issues dP of half of the queries, from `first` on.
     __device__ __forceinline__ void issue_dp(const State& c, float (&dp)[kHalf / 2], uint32_t dout, int first) const {
         Products::template issue_scores<kHalf>(dp, Tiles::v_of(c.addresses.tiles), c.addresses.first_row, dout, first);
     }
-    // One wgmma group: sums += weights * rows of a tile of Q or dO, for half of the queries.
+    // Issues one wgmma group: sums += weights * rows of a tile of Q or dO, for half of the queries.
     __device__ static __forceinline__ void add(typename Products::Sums& sums, const Half& weights, uint32_t queries, int first) {
         wgmma_fence();
         Products::add(sums, weights, queries, first);
@@ -157,7 +158,7 @@ private:
     __device__ __forceinline__ void exponentiate(const State& c, Scores& s, int tile) const {
         scores.exponentiate(s, statistics(c, 0));
         if (!query_tiles.is_edge(tile)) return;
-        const int warp = static_cast<int>(threadIdx.x / 32) - 8;  // computed here, to hold no register in the loop
+        const int warp = static_cast<int>(threadIdx.x / 32) - 8;  // recomputed, so that it needs no register in the loop
         scores.mask_edge(s, warp * 16, static_cast<int>(threadIdx.x & 31), tile);
     }
 };

@@ -5,11 +5,11 @@
 
 namespace libflash::cuda {
 
-// What an instance can do.
+// What each instance supports.
 //   plain        the host knows the lengths
-//   ragged       the same with lengths on the device
-//   block_mask   the same as ragged, and block masks
-//   general      all of that, and softcap, ALiBi, bias, mask, dropout
+//   ragged       like plain, with lengths on the device
+//   block_mask   like ragged, with block masks
+//   general      like block_mask, with softcap, ALiBi, bias, mask, dropout
 enum class BackwardInstance { plain, ragged, block_mask, general };
 
 constexpr const char* backward_kind_name(BackwardInstance kind) {

@@ -23,7 +23,7 @@ struct BackwardKeysWarpgroup {
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
-    // `warp`: in the warpgroup.
+    // `warp`: the number of the warp in the warpgroup.
     __device__ __forceinline__ void run(int warp, int lane) const {
         State c(context, warp, lane);
 #pragma unroll 1
@@ -34,7 +34,7 @@ struct BackwardKeysWarpgroup {
             const auto at = query_tiles.first();
             if (at.left > 0) loop_over_queries(c, at);
             pass_stage(c);
-            named_barrier_wait(1, 128);  // no warp reads V any more; the epilogue overwrites it
+            named_barrier_wait(1, 128);  // the epilogue overwrites V, so all warps must have read it
             epilogue.store_dk(epilogue.rows_through_v(c.first_key_again()), lane, c.sums,
                               undo_exponent_shift<T>() * context.params.softmax_scale);
             epilogue.wait(lane);
@@ -44,15 +44,15 @@ struct BackwardKeysWarpgroup {
     }
 
 private:
-    // Releases the stage through which the other warpgroup writes dV: not before it is full, because the arrival would count for
-    // what was in it before.
+    // Releases the stage through which the other warpgroup writes dV. The stage must be full first, because an earlier arrival
+    // would count for the previous phase.
     __device__ __forceinline__ void pass_stage(State& c) const {
         c.queries.wait_full();
-        __syncwarp();  // all lanes have seen the phase
+        __syncwarp();  // all lanes have seen this phase
         c.release_queries(c.queries.stage);
         c.queries.advance();
     }
-    // dK of a tile and dP of the next one are issued together, as dV and S in backward_values.cuh.
+    // dK of a tile and dP of the next tile are issued together, as dV and S in backward_values.cuh.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores x;      // dP, dS
         Fragments ds;  // rounded

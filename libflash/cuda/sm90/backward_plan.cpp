@@ -10,7 +10,7 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// See backward_fixed_order.cuh.
+// deterministic=True: backward_fixed_order.cuh.
 void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem) {
     plan.fixed_order = true;
     plan.dq_counters = backward_launch(kernel, plan, BackwardStep::dq_counters, plan.statistics.blocks);

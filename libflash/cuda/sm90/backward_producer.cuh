@@ -1,5 +1,5 @@
 // The producer of the sm_90a backward kernel: one thread finds work tiles and loads K, V, Q, dO and softmax statistics by TMA.
-// Under a fixed order two others add what the dQ warpgroup has computed.
+// With a fixed order two other threads add the sums of the dQ warpgroup to the dQ accumulator.
 #pragma once
 
 #include "cuda/sm90/backward_fixed_order.cuh"
@@ -25,7 +25,7 @@ struct BackwardProducer {
         if (warp > (Traits::kFixedOrder ? 2 : 0)) return;
         const bool leader = elect_one();
         if (warp == 0) {
-            if (leader || Traits::kRagged) load_work_tiles(leader);  // a packed tile is found by the whole warp
+            if (leader || Traits::kRagged) load_work_tiles(leader);  // with packed sequences the whole warp finds the work tile
         } else if constexpr (Traits::kFixedOrder) {
             if (leader) BackwardFixedOrder<Traits>{context}.run(warp - 1);
         }
@@ -48,7 +48,8 @@ private:
             number = scheduler.next(number);
         }
     }
-    // Where K and V have one stage only, the first query tiles come before them: the previous work tile still needs it.
+    // Where K and V have only one stage, the first query tiles are loaded before K and V, because the previous work tile still
+    // uses that stage.
     __device__ __forceinline__ void load_work_tile(Queries& queries) const {
         int before_keys = Traits::kKeyStages == 1 ? Traits::kStages - 1 : 0;
 #pragma unroll 1
@@ -61,7 +62,7 @@ private:
         if (before_keys >= 0) load_keys();
         if constexpr (Traits::kDividesProducts) leave_stage(queries);
     }
-    // A stage through which dV is written (backward_values.cuh).
+    // Leaves a stage free, through which dV is written (backward_values.cuh).
     __device__ __forceinline__ void leave_stage(Queries& queries) const {
         queries.wait_empty();
         queries.full().arrive();

@@ -16,15 +16,16 @@ struct BackwardProducts {
     using Tiles = BackwardSharedTiles<Traits>;
     static constexpr int kHeadDim = Traits::kHeadDim;
     using Sums = float[kHeadDim / 2];
-    // Channels of dK or dV that one wgmma adds to. With 512 threads the compiler takes none with 128 registers of sums.
+    // Channels of dK or dV that one wgmma computes. With 512 threads the compiler accepts no wgmma with 128 accumulator
+    // registers.
     static constexpr int kColumns = kHeadDim > 192 ? kHeadDim / 2 : kHeadDim;
 
-    // Shared addresses: of the tiles, and of this lane's part of dS in the first stage.
+    // Shared addresses of the tiles and of this lane's part of dS in the first stage.
     struct Addresses {
         uint32_t tiles, ds;
         int first_row;  // of the warpgroup, in the key tile
     };
-    // `warp`: among the consumers.
+    // `warp`: the number of the warp among the consumers.
     __device__ static __forceinline__ Addresses addresses(const BackwardContext<Traits>& context, int warp, int lane) {
         const uint32_t tiles = uniform(context.tiles.address());
         return {tiles, Tiles::ds(tiles, 0) + ScoreTile::offset(warp * 16 + (lane & 15), lane >> 4),
@@ -43,7 +44,7 @@ struct BackwardProducts {
                                                                 QTile::k_major_operand(queries, step, first_query), step > 0);
         wgmma_commit();
     }
-    // sums += weights * rows of a tile of Q or dO, from `first_query` on. Without fence and commit.
+    // Issues sums += weights * rows of a tile of Q or dO, from `first_query` on. The caller issues fence and commit.
     template <int kSteps>
     __device__ static __forceinline__ void add(Sums& sums, const uint32_t (&weights)[kSteps][4], uint32_t queries,
                                                int first_query = 0) {
@@ -66,7 +67,7 @@ struct BackwardProducts {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) stmatrix_x4(tile ^ (first_query * 2 + step * 32), ds[step]);
     }
-    // Loads the warp's part of P, which is where its part of dS will be, for 16 queries.
+    // Loads the warp's part of P for 16 queries. The warp's part of dS will overwrite it.
     __device__ static __forceinline__ void load_p(const Addresses& addresses, int stage, int step, uint32_t (&p)[4]) {
         static_assert(Traits::kDividesProducts, "only there is P in shared memory");
         ldmatrix_x4(p, (addresses.ds + stage * ScoreTile::kBytes) ^ (step * 32));

@@ -1,5 +1,5 @@
-// The query tiles that the producer, the consumers and the dQ warpgroup of the sm_90a backward kernel visit: each finds them for
-// itself, in the same order. With a block mask they are those that it keeps.
+// The query tiles that the producer, the consumers and the dQ warpgroup of the sm_90a backward kernel visit. Each role computes
+// them independently, in the same order. With a block mask they are the tiles that the mask keeps.
 #pragma once
 
 #include "cuda/sm90/backward_context.cuh"

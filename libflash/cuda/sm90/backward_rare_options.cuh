@@ -17,13 +17,13 @@ struct BackwardRareOptions {
 
     const BackwardContext<Traits>& context;
 
-    // Where the scores of a lane are.
+    // The position of a lane's scores in the matrix of scores.
     struct ChunkOrigin {
         int head;                  // query head
-        int row, key;              // the lane's first ones in their sequences
+        int row, key;              // the lane's first query row and key in their sequences
         const float4* statistics;  // statistics[4 * n]: (LSE, delta) of the two rows in elements 4 n to 4 n + 3
     };
-    // Of the queries from `first` on of a tile in a stage, and the warp's keys.
+    // The origin for the queries of a tile from `first` on, and the warp's keys. `stage`: holds the tile.
     __device__ __forceinline__ ChunkOrigin origin(const QueryTilePosition& at, int stage, int first, int first_key,
                                                   int lane) const {
         return {at.head, at.tile * Traits::kBlockM + first + (lane & 3) * 2,
@@ -39,7 +39,7 @@ struct BackwardRareOptions {
         return keep_bits_transposed<kChunk / 8, 1>(dropout, head, origin.row, origin.key - (lane >> 2), lane);
     }
 
-    // From dot products s and dp to P and dS.
+    // Turns the dot products s and dp into P and dS.
     __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, uint32_t keep, bool edge) const {
         const auto& tiles = context.tile().tiles;
         const auto at = [&](int i) -> GradientElement {

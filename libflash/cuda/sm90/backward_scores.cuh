@@ -35,7 +35,7 @@ struct BackwardScores {
         for (int i = 0; i < kBlockM / 4; ++i) delta[i] = of_lane[i / 2 * 8 + i % 2].delta;
     }
 
-    // The shared address of the same; `tiles`: that of all tiles.
+    // The shared address of these statistics; `tiles`: the shared address of all tiles.
     __device__ static __forceinline__ uint32_t statistics_of_lane(uint32_t tiles, int stage, int lane) {
         using Tiles = BackwardSharedTiles<Traits>;
         return tiles + Tiles::kStatisticsAt + stage * Tiles::kStatisticsBytes +
@@ -49,8 +49,8 @@ struct BackwardScores {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) p[i] = exp2_approx(fmaf(p[i], context.params.scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
     }
-    // Applies the causal mask, the window and the lengths to probabilities: a hidden one becomes 0 whatever its score was.
-    // `first_key`: of the warp, in the key tile.
+    // Applies the causal mask, the window and the lengths to probabilities: a hidden probability becomes 0 even if its score is
+    // NaN. `first_key`: of the warp, in the key tile.
     __device__ __forceinline__ void mask_edge(Scores& p, int first_key, int lane, int tile) const {
         const auto& tiles = context.tile().tiles;
         const int hidden_lane = hide_from_compiler(lane), first_row = tile * kBlockM + (hidden_lane & 3) * 2;
@@ -69,8 +69,8 @@ struct BackwardScores {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) ds[i] = p[i] * (ds[i] - delta[i / 4 * 2 + i % 2]);
     }
-    // The same for callers that have few registers: reads the statistics of two queries at a time, from the shared address of
-    // those of the lane's first query.
+    // As exponentiate() above, for callers with few registers: reads the statistics of two queries at a time. `statistics`: the
+    // shared address of the statistics of the lane's first query.
     __device__ __forceinline__ void exponentiate(Scores& p, uint32_t statistics) const {
 #pragma unroll
         for (int i = 0; i < kScores; i += 4) {
@@ -80,7 +80,7 @@ struct BackwardScores {
                 p[i + e] = exp2_approx(fmaf(p[i + e], context.params.scale_log2, shifted(-(e % 2 ? two.z : two.x))));
         }
     }
-    // Of kCount / 2 queries, from the first one of `p` and `statistics`.
+    // For kCount / 2 queries, beginning with the first query of `p` and `statistics`.
     template <int kCount>
     __device__ static __forceinline__ void differentiate(float (&ds)[kCount], const float* p, uint32_t statistics) {
 #pragma unroll
@@ -90,7 +90,7 @@ struct BackwardScores {
             for (int e = 0; e < 4; ++e) ds[i + e] = p[i + e] * (ds[i + e] - (e % 2 ? two.w : two.y));
         }
     }
-    // The same for queries [16 * step, 16 * step + 16) and P from its rounded values.
+    // For queries [16 * step, 16 * step + 16), from rounded P.
     __device__ static __forceinline__ void differentiate_step(Scores& ds, const uint32_t (&p)[4], int step, uint32_t statistics) {
 #pragma unroll
         for (int i = 8 * step; i < 8 * step + 8; i += 4) {

@@ -1,5 +1,5 @@
-// The shared memory of the sm_90a backward kernel: first the tiles (BackwardSharedTiles), then barriers and what the warps share
-// (BackwardSharedStorage): the current work tile of the thread block and the next one.
+// The shared memory of the sm_90a backward kernel: first the tiles (BackwardSharedTiles), then barriers and the data that the
+// warps share (BackwardSharedStorage): the current and the next work tile of the thread block.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -24,7 +24,7 @@ struct BackwardSharedTiles {
 
     char* memory;
 
-    // Shared addresses: `tiles` of all of them, from which the others follow.
+    // Shared addresses. `tiles` is the address of all tiles, from which the other addresses are computed.
     __device__ __forceinline__ uint32_t address() const { return shared_address(memory); }
     __device__ static __forceinline__ uint32_t k(uint32_t tiles, int stage) {
         return Traits::kKeyStages == 1 ? tiles : tiles + stage * kKeyStageBytes;
@@ -46,15 +46,15 @@ struct BackwardSharedTiles {
 template <class Traits>
 struct BackwardSharedStorage {
     static constexpr int kReaders =
-        3 * 128 + (Traits::kFixedOrder ? 2 : 0);  // threads that read work tiles, but for the producer
+        3 * 128 + (Traits::kFixedOrder ? 2 : 0);  // threads that read work tiles, without the producer
 
     BackwardWorkTile<Traits> work_tiles[2];
     PipelineBarriers<2> tiles;  // work_tiles
     PipelineBarriers<Traits::kKeyStages> k, v;
     PipelineBarriers<Traits::kStages> queries;         // Q, dO and softmax statistics
     PipelineBarriers<Traits::kScoreStages> gradients;  // dS
-    // Fixed order: whether dQ is in a buffer, on its way to the accumulator. A barrier for the even tiles and one for the odd
-    // ones, because a thread that waits for only some of a barrier's phases could take one for another.
+    // Fixed order: whether a buffer holds sums of dQ for the accumulator. Even and odd tiles have separate barriers, because a
+    // thread that does not wait for every phase of a barrier could mistake one phase for another.
     uint64_t sums_full[2][Traits::kSumBuffers];
     uint64_t sums_empty[Traits::kSumBuffers];
     uint64_t probabilities_full[Traits::kScoreStages];  // P in a stage of dS, where the consumer warpgroups divide the products

@@ -1,7 +1,7 @@
-// The tangent of backward for sm_90a: statistics of the query rows, a kernel for tdq whose thread blocks have rows of queries, a
-// kernel for tdk and tdv whose thread blocks have rows of keys, then tdsink. Each computes all scores, so that all sums stay in
-// registers and are added in a fixed order. Persistent thread blocks compute one work tile after another: a producer warp finds
-// them and loads their tiles by TMA, two consumer warpgroups compute.
+// The tangent of backward for sm_90a: statistics of the query rows, a kernel for tdq whose thread blocks have tiles of queries, a
+// kernel for tdk and tdv whose thread blocks have tiles of keys, then tdsink. Each kernel computes all scores, so that all sums
+// stay in registers and are added in a fixed order. Persistent thread blocks compute one work tile after another: a producer warp
+// finds work tiles and loads by TMA, two consumer warpgroups compute.
 #pragma once
 
 #include "cuda/attention/tangent_statistics.cuh"
@@ -41,7 +41,7 @@ private:
             for (const CUtensorMap* map : {&side->first, &side->tfirst, &side->second, &side->tsecond}) tma_prefetch_map(*map);
         context.storage.init();
     }
-    // A tangent that is absent is zero: its tiles are never loaded. Products without branches are faster.
+    // Absent tangents are zero: their tiles are cleared once and never loaded. Products without branches are faster.
     __device__ __forceinline__ void clear_absent_tangents() const {
         const BackwardTangentParams& params = context.params;
         const bool tq = params.tq.data, tk = params.tk.data, tv = params.tv.data, tdout = params.tdout.data;

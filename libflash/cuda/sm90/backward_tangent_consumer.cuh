@@ -25,7 +25,7 @@ struct BackwardTangentConsumer {
     static constexpr bool kKeys = Traits::kKeys;
     static constexpr int kHeadDim = Traits::kHeadDim, kBlockN = Traits::kBlockN, kSteps = kBlockN / 16, kSums = kHeadDim / 2;
     static constexpr int kGroupBarrier = 1;  // the first of the named barriers, one for each warpgroup
-    using Pair = float[kBlockN];             // numbers, then their tangents
+    using Pair = float[kBlockN];             // values, then their tangents
     using Fragments = uint32_t[kSteps][4];
     using Operand = uint32_t[kHeadDim / 16][4];
 
@@ -114,13 +114,13 @@ private:
         }
         if (has_rows) release_rows(c);
     }
-    // The producer then loads those of the next work tile.
+    // Releases the rows. The producer then loads the rows of the next work tile.
     __device__ __forceinline__ void release_rows(const State& c) const {
         __syncwarp();  // all lanes have seen that they are full
         if (arrives_for_warp(c.lane)) c.row_tiles.empty().arrive();
     }
-    // Releases tiles that the warpgroup does not see: only when they are full, because an earlier arrival could count for the
-    // previous phase, and when all lanes have seen that.
+    // Releases tiles that the warpgroup does not see. A stage must be full first, because an earlier arrival could count for the
+    // previous phase, and all lanes must have seen that it is full.
     __device__ __forceinline__ void skip_hidden_tiles(State& c, ColumnTilePosition& at) const {
 #pragma unroll 1
         while (at.left > 0 && !tiles_of(c).sees(at.tile)) {
@@ -133,8 +133,8 @@ private:
     __device__ __forceinline__ static Numbers& numbers(Pair& x) { return reinterpret_cast<Numbers&>(x[0]); }
     __device__ __forceinline__ static Numbers& tangents(Pair& x) { return reinterpret_cast<Numbers&>(x[kBlockN / 2]); }
 
-    // Up to the next tile that the warpgroup does not see. The products into the sums of a tile are issued before S of the next
-    // one, whose exponentials overlap its dP.
+    // Computes tiles up to the next tile that the warpgroup does not see. The products that add a tile to the sums are issued
+    // before S of the next tile. The exponentials of the next tile overlap its dP.
     __device__ __forceinline__ void compute_visible_tiles(State& c, ColumnTilePosition& at, int warp) const {
         receive_columns(c, at.tile);
         wgmma_fence();
@@ -169,7 +169,7 @@ private:
         c.columns.advance();
         work_tile(c).advance(at);
     }
-    // From the products of a tile to the rounded weights.
+    // Computes the rounded weights of a tile from its products.
     __device__ __forceinline__ void weigh(State& c, int tile, int warp) const {
         const uint32_t cols =
             context.tiles.statistics(c.columns.stage) + (c.lane & 3) * 2 * static_cast<int>(sizeof(TangentStatistics));
@@ -187,8 +187,8 @@ private:
                                   c.ds[step], c.tds[step], c.p[step], c.tp[step]);
     }
 
-    // Waits for a tile of columns. Where only the device knows the lengths, those beyond the sequence hold data of others,
-    // possibly NaN or infinity, and products would multiply these by 0. Each warpgroup zeroes them, so none waits for another.
+    // Waits for a tile of columns. Where only the device knows the lengths, columns beyond the sequence hold other data, possibly
+    // NaN or infinity, which products would multiply by 0. Each warpgroup zeroes all of them, so none waits for another.
     __device__ __forceinline__ void receive_columns(const State& c, int tile) const {
         c.columns.wait_full();
         const int count = work_tile(c).loaded_cols - tile * kBlockN;
@@ -203,12 +203,13 @@ private:
         named_barrier_wait(kGroupBarrier + c.group, 128);
     }
 
-    // The shared address of a tensor's rows. Computed anew in each tile: there are no registers to keep all descriptors.
+    // The shared address of a tensor's rows. It is recomputed for each tile, because there are no registers to keep all
+    // descriptors.
     __device__ __forceinline__ static uint32_t row_tile(const State& c, int tensor) {
         return uniform(static_cast<uint32_t>(hide_from_compiler(static_cast<int>(c.rows)))) +
                tensor * Traits::kGroups * RowTile::kBytes;
     }
-    // Issues numbers = rows cols', of a tensor of the rows and of as many columns as there are numbers, from `first` on.
+    // Issues numbers = rows cols' for a tensor of the rows and 2 * kCount columns from `first` on.
     template <int kTensor, class Tile, int kCount>
     __device__ static __forceinline__ void multiply(const State& c, float (&numbers)[kCount], uint32_t cols, int first,
                                                     bool accumulate = false) {
@@ -226,7 +227,7 @@ private:
             }
         }
     }
-    // Issues S and tS, one wgmma group. Joined products leave a part of tS in the registers of tdP.
+    // Issues S and tS, one wgmma group. With kJoinedScores a part of tS is in the registers of tdP.
     __device__ __forceinline__ void issue_scores(State& c) const {
         const uint32_t cols = uniform(context.tiles.first_cols(c.columns.stage));
         if constexpr (Traits::kJoinedScores) {
@@ -239,7 +240,7 @@ private:
         }
         wgmma_commit();
     }
-    // Before the registers of dP and tdP are used.
+    // Completes tS. Called before the registers of dP and tdP are used.
     __device__ __forceinline__ void complete_scores(State& c) const {
         if constexpr (Traits::kJoinedScores) {
             wgmma_wait<0>();
@@ -262,7 +263,7 @@ private:
         }
         wgmma_commit();
     }
-    // Issues sums += weights cols, of columns from `first` on.
+    // Issues sums += weights cols, for columns from `first` on.
     template <class Tile>
     __device__ static __forceinline__ void add(float (&sums)[kSums], const Fragments& weights, uint32_t cols, int first) {
 #pragma unroll
@@ -270,7 +271,7 @@ private:
             Wgmma<T, kHeadDim>::template multiply<true>(sums, weights[step], Tile::mn_major_operand(cols, first / 16 + step),
                                                         true);
     }
-    // Issues the products into the sums, one wgmma group.
+    // Issues the products that add a tile to the sums, one wgmma group.
     __device__ __forceinline__ void issue_sums(State& c, int stage) const {
         const uint32_t first = uniform(context.tiles.first_cols(stage));
         if constexpr (kKeys) {

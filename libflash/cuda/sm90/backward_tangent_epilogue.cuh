@@ -1,5 +1,5 @@
 // The epilogue of a consumer warp of the sm_90a backward_tangent kernels: writes its 16 rows of tdq, tdk or tdv from registers.
-// The rows in shared memory may already be those of the next work tile.
+// Shared memory may already hold the rows of the next work tile.
 #pragma once
 
 #include "cuda/sm90/backward_tangent_storage.cuh"
@@ -11,7 +11,7 @@ struct BackwardTangentEpilogue {
     using T = typename Traits::T;
     static constexpr int kHeadDim = Traits::kHeadDim;
 
-    // `first_row`: of the lane, in its sequence. Rows beyond the used length become zeros.
+    // `first_row`: the lane's first row in its sequence. Rows beyond the used length become zeros.
     __device__ static __forceinline__ void store(const BackwardTangentWorkTile<Traits>& work, const RowsParams& to, int columns,
                                                  int first_row, int lane, const float (&sums)[kHeadDim / 2], float factor) {
         const int first_col = lane % 4 * 2;

@@ -6,10 +6,10 @@
 
 namespace libflash::cuda {
 
-// constant_dout: dout has no tangent, as in double backward. That saves a product in each kernel.
+// kConstantDoutInstance: dout has no tangent, as in double backward. This saves products in each kernel.
 constexpr Instance kMovingDoutInstance{0, "plain"}, kConstantDoutInstance{1, "dout without tangent"};
 
-// With more than 128 channels there are kernels of tdq, tdk and tdv, with a thread block for each work tile.
+// With more than 128 channels tdq, tdk and tdv have separate kernels, with one thread block per work tile.
 constexpr bool has_kernel_for_each_gradient(const KernelConfig& config) { return config.head_dim > 128; }
 
 }  // namespace libflash::cuda

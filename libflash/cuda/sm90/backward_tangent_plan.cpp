@@ -1,5 +1,5 @@
-// The backward_tangent plan of sm_90a: statistics of the query rows, a kernel for tdq, and one for tdk and tdv. These have
-// persistent thread blocks, one per multiprocessor, with a dynamic tile scheduler.
+// The backward_tangent plan of sm_90a: statistics of the query rows, a kernel for tdq, and a kernel for tdk and tdv. The latter
+// two have persistent thread blocks, one per multiprocessor, with a dynamic tile scheduler.
 #include <algorithm>
 
 #include "cuda/host/backward_plan.h"
@@ -45,7 +45,7 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     plan.statistics = launch("q", BackwardTangentStep::statistics, blocks_of(plan.unit_schedule));
     plan.tdq = launch("q", BackwardTangentStep::gradients, blocks_of(plan.query_schedule));
     plan.tdk_tdv = launch("k", BackwardTangentStep::gradients_of_keys, blocks_of(plan.key_schedule));
-    if (plan.statistics.blocks > 0 && !has_kernel_for_each_gradient(kernel.config)) {  // else no kernel sets the counters to 0
+    if (plan.statistics.blocks > 0 && !has_kernel_for_each_gradient(kernel.config)) {  // else no kernel zeroes the counters
         plan.dynamic = true;
         plan.workspace.add("next_tiles", 2 * sizeof(int32_t));
         for (LaunchShape* shape : {&plan.tdq, &plan.tdk_tdv})

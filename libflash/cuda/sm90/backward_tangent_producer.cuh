@@ -73,7 +73,7 @@ private:
     }
     __device__ __forceinline__ void load_wide_columns(State& p, const WorkTile& work) const {
         if constexpr (Traits::kDifferences && Traits::kSecondStages == 1) {
-            // A consumer releases the second tensor when it has the first one too.
+            // A consumer releases the second tensor only after it has received the first.
 #pragma unroll 1
             for (auto at = work.first(); at.left > 0; work.advance(at)) {
                 p.second.stage = p.columns.stage, p.second.phase = p.columns.phase;
@@ -106,7 +106,7 @@ private:
         p.columns.advance();
     }
     __device__ __forceinline__ void load_tile_of_second(State& p, const WorkTile& work, const ColumnTilePosition& at) const {
-        // With memory for one tile, the tile before, of the other stage, must have been released.
+        // With memory for only one tile, the previous tile, which has the other stage, must have been released.
         if constexpr (Traits::kSecondStages == 1) {
             p.second.empty_of(p.second.stage ^ 1).wait(p.second.stage == 1 ? p.second.phase : p.second.phase ^ 1);
         } else {
@@ -135,7 +135,7 @@ private:
                       work.rows.start + work.first_row() + group * Traits::kGroupRows, work.at.head, work.at.batch);
     }
 
-    // An address that the compiler does not keep in registers together with all that follow from it.
+    // Keeps the compiler from storing the address, and all addresses that it computes from it, in registers.
     __device__ static __forceinline__ uint32_t anew(uint32_t address) {
         return Traits::kWide ? static_cast<uint32_t>(hide_from_compiler(static_cast<int>(address))) : address;
     }

@@ -14,7 +14,7 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct BackwardTangentSharedTiles {
     static constexpr int kBytes = Traits::kTileBytes, kFirstBytes = Traits::ColTile::kBytes;
-    static constexpr bool kOneSecond = Traits::kSecondStages == 1;  // else each stage has both tensors of its columns
+    static constexpr bool kOneSecond = Traits::kSecondStages == 1;  // otherwise each stage has both tensors of its columns
     uint32_t rows_smem;
 
     __device__ __forceinline__ explicit BackwardTangentSharedTiles(const char* memory) : rows_smem(shared_address(memory)) {}
@@ -39,7 +39,7 @@ struct BackwardTangentStorage {
     PipelineBarriers<Traits::kStages> second_columns;  // kWide: of the second tensor of the columns, else not used
     PipelineBarriers<1> rows;
     uint64_t merge;  // kWide: of the exchange barrier
-    // The producer writes work tile n when all consumers have released the rows of n - 1, so when none reads n - 2 any more.
+    // The producer writes work tile n after all consumers have released the rows of n - 1; then none reads n - 2 any more.
     BackwardTangentWorkTile<Traits> work_tiles[2];
 
     // One thread calls it before the warps take their roles.
@@ -54,7 +54,7 @@ struct BackwardTangentStorage {
     }
 };
 
-// What all parts of the kernels work with.
+// The context that all parts of the kernels use.
 template <class Traits>
 using BackwardTangentContext = KernelContext<BackwardTangentParams, BackwardTangentTensorMaps, BackwardTangentStorage<Traits>,
                                              BackwardTangentSharedTiles<Traits>>;

@@ -7,7 +7,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// Of one side: Q, tQ, dO, tdO or K, tK, V, tV.
+// The maps of one side: Q, tQ, dO, tdO or K, tK, V, tV.
 struct TangentSideMaps {
     CUtensorMap first, tfirst, second, tsecond;
 };
@@ -16,7 +16,7 @@ struct BackwardTangentTensorMaps {
     TangentSideMaps rows, cols;
 };
 
-// The map of an absent tangent, which is not read, is that of its primal.
+// An absent tangent is not read; it gets the map of its primal.
 template <class T>
 cudaError_t encode_side(TangentSideMaps* maps, const BackwardTangentParams& params, bool keys, int box_rows) {
     const int64_t count = (keys ? params.k_lengths : params.q_lengths).capacity, heads = keys ? params.heads_k : params.heads_q;
@@ -33,7 +33,7 @@ cudaError_t encode_side(TangentSideMaps* maps, const BackwardTangentParams& para
     return error;
 }
 
-// Columns that do not exist are not read; their maps are those of the rows.
+// If there are no columns, they are not read; they get the maps of the rows.
 template <class Traits>
 cudaError_t encode(BackwardTangentTensorMaps* maps, const BackwardTangentParams& params) {
     using T = typename Traits::T;

@@ -22,7 +22,7 @@ struct BackwardTangentTraits {
     using T = ElementOf<config.dtype>;
     static constexpr bool kWide = false, kKeys = kOfKeys;
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q;
-    // Without tdk and tdv there are registers for more columns. In a unit of the workspace there are whole tiles of queries.
+    // The kernel of queries has registers for more columns. A unit of query rows in the workspace consists of whole tiles.
     static constexpr int kBlockN = kOfKeys || kHeadDim <= 64 ? config.tile_k : (kMovingDout ? 48 : 64);
     static_assert(!kOfKeys || kUnitRows % kBlockN == 0, "statistics of a tile are in one unit");
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;  // consumer warpgroups
@@ -31,18 +31,18 @@ struct BackwardTangentTraits {
     static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
     static_assert(kGroups == 2, "the registers are for two consumer warpgroups");
 
-    // Whether there is tsecond among the rows, among the columns.
+    // Whether the rows, and whether the columns, have tsecond.
     static constexpr bool kMovingRows = kOfKeys || kMovingDout, kMovingCols = !kOfKeys || kMovingDout;
     using RowTile = SwizzledTile<kGroupRows, kHeadDim>;  // of each tensor, one for each warpgroup
     // Rows of a tensor, then the same rows of its tangent, in each chunk of columns.
     using ColTile = SwizzledTile<2 * kBlockN, kHeadDim>;
     using SecondColTile = SwizzledTile<(kMovingCols ? 2 : 1) * kBlockN, kHeadDim>;
     static constexpr int kRowTiles = kMovingRows ? 4 : 3;
-    // Tensors of the rows that a consumer holds in registers, as operands: reading them from shared memory in each product would
-    // take as long as the product. The others have no registers.
+    // How many tensors of the rows a consumer holds in registers, as operands: reading them from shared memory in each product
+    // would take as long as the product. There are no registers for the other tensors.
     static constexpr int kRowOperands = kHeadDim > 64 ? 0 : (kOfKeys ? 1 : 3);
-    // Whether one product multiplies rows with columns and with their tangents: it reads the rows once for both.
-    // tS has another part, which then needs registers of its own until the two are added; so has tdP with kMovingRows.
+    // Whether one product multiplies rows by columns and by their tangents, so that it reads the rows only once.
+    // The other part of tS then needs separate registers until both parts are added. The same holds for tdP with kMovingRows.
     static constexpr bool kJoinedScores = kHeadDim > 64 && kBlockN < 64, kJoinedDifferences = kHeadDim > 64 && !kMovingRows;
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block

@@ -1,5 +1,5 @@
-// The numbers of a tile in a consumer thread of the sm_90a backward_tangent kernels, in the layout of wgmma: rows are those of
-// the kernel. With x = dP - delta, y = tdP - tdelta and below = ts - mu:
+// The weights of a tile in a consumer thread of the sm_90a backward_tangent kernels, in the layout of wgmma. Rows are the rows of
+// the kernel (backward_tangent_traits.cuh). With x = dP - delta, y = tdP - tdelta and below = ts - mu:
 //
 //   P = exp(S - LSE)    tP = P below    dS = P x    tdS = P (below x + y)
 #pragma once
@@ -37,8 +37,8 @@ struct BackwardTangentWeights {
             ts[i] = fmaf(ts[i], scale, -of.mu);
         });
     }
-    // Applies the causal mask, the window and the lengths to P: a hidden one becomes 0 whatever its score was. `row`: the first
-    // one of the lane.
+    // Applies the causal mask, the window and the lengths to P: a hidden P becomes 0 even if its score is NaN. `row`: the lane's
+    // first row.
     __device__ __forceinline__ void mask_edge(Numbers& p, const Tiles& tiles, int row, int lane, int tile) const {
         const int first_col = tile * kBlockN + (hide_from_compiler(lane) & 3) * 2;
         if constexpr (kKeys) {
@@ -53,8 +53,8 @@ struct BackwardTangentWeights {
             });
         }
     }
-    // From dP, tdP, P (in `p`) and below (in `tp`), of columns [16 step, 16 step + 16): rounded dS and tdS and, if
-    // wanted, P and tP.
+    // Computes rounded dS and tdS and, on request, P and tP, from dP, tdP, P (in `p`) and below (in `tp`), for columns [16 step,
+    // 16 step + 16).
     template <bool kWithWeights = kKeys>
     __device__ __forceinline__ void differentiate(int step, const Numbers& p, const Numbers& tp, const Numbers& dp,
                                                   const Numbers& tdp, const RowStatistics& rows, uint32_t cols, Fragment& ds,
@@ -74,7 +74,7 @@ struct BackwardTangentWeights {
             round(rounded_tp, c);
         }
     }
-    // From P and below: rounded P and tP.
+    // Computes rounded P and tP from P and below.
     __device__ __forceinline__ void round_probabilities(int step, const Numbers& p, const Numbers& below, Fragment& rounded_p,
                                                         Fragment& rounded_tp) const {
         float x[8];

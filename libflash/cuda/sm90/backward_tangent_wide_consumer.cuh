@@ -1,10 +1,10 @@
-// The consumer warpgroups of the sm_90a backward_tangent kernels for more than 128 channels. Each computes one tile of columns
-// from its scores to its sums, while the other one computes another:
+// The consumer warpgroups of the sm_90a backward_tangent kernels for more than 128 channels. Each warpgroup computes all steps of
+// one tile of columns, while the other warpgroup computes another tile:
 //
 //   S = first first'       tS = tfirst first' + first tfirst'        tdQ or tdK += tdS first + dS tfirst
 //   dP = second second'    tdP = tsecond second' + second tsecond'   tdV += tP dO + P tdO
 //
-// The first and the second tensor of a tile have barriers of their own, so that each is loaded again as soon as it was used.
+// The first and the second tensor of a tile have separate barriers, so that each can be loaded again as soon as it has been used.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"
@@ -26,8 +26,8 @@ struct BackwardTangentWideConsumer {
     using Numbers = typename Weights::Numbers;
     static constexpr bool kKeys = Traits::kKeys, kDifferences = Traits::kDifferences, kSharedRows = Traits::kSharedRows;
     static constexpr int kHeadDim = Traits::kHeadDim, kBlockN = Traits::kBlockN, kSteps = kBlockN / 16, kSums = kHeadDim / 2;
-    static constexpr int kGroupBarrier = 1, kMergeBarrier = 3;  // named barriers, the former of each warpgroup
-    using Pair = float[kBlockN];                                // numbers, then their tangents
+    static constexpr int kGroupBarrier = 1, kMergeBarrier = 3;  // named barriers; kGroupBarrier: one for each warpgroup
+    using Pair = float[kBlockN];                                // values, then their tangents
     using Fragments = uint32_t[kSteps][4];
     using Columns = PipelineState<Traits::kStages>;
 
@@ -99,7 +99,8 @@ private:
         }
     }
     // Releases a tensor only when it is full, because an earlier arrival could count for the previous phase, and when all lanes
-    // have seen that; the second one first, for the producer may wait for that before it loads the first one.
+    // have seen that it is full. Releases the second tensor first, because the producer may wait for this before it loads the
+    // first tensor.
     __device__ __forceinline__ void skip_tile(State& c) const {
         for (const Columns& pipeline : {second(c), c.columns}) {
             pipeline.wait_full();
@@ -122,7 +123,7 @@ private:
 
     __device__ __forceinline__ void compute_tile(State& c, int tile) const {
         Pair s, dp;
-        Numbers ts;  // a part of tS, which is an accumulator of its own, because one product computes S and the other part
+        Numbers ts;  // one part of tS in a separate accumulator; the product that computes S also computes the other part
         Fragments tw, w;
         const uint32_t statistics =
             context.tiles.statistics(c.columns.stage) + (c.lane & 3) * 2 * static_cast<int>(sizeof(TangentStatistics));
@@ -155,8 +156,8 @@ private:
         release(c, kDifferences ? c.columns : second(c));
     }
 
-    // Waits for a tensor of a tile. Where only the device knows the lengths, columns beyond the sequence hold data of others,
-    // possibly NaN or infinity, and products would multiply these by 0. Each warpgroup that reads them zeroes them.
+    // Waits for a tensor of a tile. Where only the device knows the lengths, columns beyond the sequence hold other data,
+    // possibly NaN or infinity, which products would multiply by 0. Each warpgroup that reads them zeroes them.
     template <class Tile, bool kWithTangents>
     __device__ __forceinline__ void receive(const State& c, const Columns& pipeline, uint32_t cols, int tile) const {
         pipeline.wait_full();
@@ -169,7 +170,7 @@ private:
         named_barrier_wait(kGroupBarrier + c.group, 128);
     }
 
-    // Shared addresses, computed anew in each tile: there are no registers to keep descriptors.
+    // Shared addresses are recomputed for each tile, because there are no registers to keep descriptors.
     __device__ __forceinline__ static uint32_t anew(uint32_t address) {
         return uniform(static_cast<uint32_t>(hide_from_compiler(static_cast<int>(address))));
     }
@@ -182,7 +183,7 @@ private:
     __device__ __forceinline__ uint32_t second_cols(const State& c) const {
         return anew(context.tiles.second_cols(c.columns.stage));
     }
-    // Issues numbers = rows cols', of a tensor of the rows and of as many columns as there are numbers, from `first` on.
+    // Issues numbers = rows cols' for a tensor of the rows and 2 * kCount columns from `first` on.
     template <class Tile, int kCount>
     __device__ static __forceinline__ void multiply(float (&numbers)[kCount], uint32_t rows, uint32_t cols, int first = 0,
                                                     bool accumulate = false) {
@@ -198,7 +199,7 @@ private:
         multiply<ColTile>(ts, row_tile(c, 1), cols);
         wgmma_commit();
     }
-    // Issues dP and tdP, one wgmma group. There are no registers for another part of tdP.
+    // Issues dP and tdP, one wgmma group. There are no registers for a separate part of tdP.
     __device__ __forceinline__ void issue_differences(const State& c, Pair& dp) const {
         const uint32_t cols = second_cols(c), rows = row_tile(c, 2);
         if constexpr (Traits::kMovingCols && !Traits::kMovingRows) {
@@ -210,7 +211,7 @@ private:
         }
         wgmma_commit();
     }
-    // From the products of a tile to the rounded weights: dS and tdS, or P and tP.
+    // Computes the rounded weights of a tile from its products: dS and tdS, or P and tP.
     __device__ __forceinline__ void weigh(const State& c, int tile, Pair& s, const Numbers& ts, Pair& dp, uint32_t statistics,
                                           Fragments& w, Fragments& tw) const {
 #pragma unroll
@@ -228,7 +229,7 @@ private:
             }
         }
     }
-    // Issues the products into the sums, one wgmma group.
+    // Issues the products that add a tile to the sums, one wgmma group.
     __device__ __forceinline__ void issue_sums(State& c, const Fragments& w, const Fragments& tw) const {
         if constexpr (kDifferences) {
             const uint32_t cols = first_cols(c);
@@ -249,8 +250,8 @@ private:
                                                         true);
     }
 
-    // Adds the sums of the second warpgroup to those of the first one, through the memory of the first two tensors of the rows,
-    // which nobody reads any more.
+    // Adds the sums of the second warpgroup to those of the first one, through the shared memory of the first two tensors of the
+    // rows, which are no longer read.
     __device__ __forceinline__ void merge(State& c) const {
         static_assert(2 * RowTile::kBytes >= kSums * 128 * static_cast<int>(sizeof(float)), "the sums fit there");
         const uint32_t memory = context.tiles.rows(0, 0) + threadIdx.x % 128 * 16;

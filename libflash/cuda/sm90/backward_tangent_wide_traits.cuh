@@ -1,5 +1,5 @@
 // The constants of the sm_90a backward_tangent kernels for more than 128 channels. Names as in backward_tangent_traits.cuh. The
-// sums of a warpgroup, 64 rows, take half of its registers, so there is a kernel for each gradient.
+// accumulator of 64 rows takes half of a warpgroup's registers, so each gradient has its own kernel.
 #pragma once
 
 #include "cuda/sm90/backward_tangent_traits.cuh"
@@ -13,10 +13,10 @@ struct BackwardTangentWideTraits {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
     static constexpr bool kWide = true, kKeys = kGradient != TangentGradient::tdq;
-    // Whether dP and tdP are needed: tdv comes from P and tP alone.
+    // Whether dP and tdP are needed: tdv needs only P and tP.
     static constexpr bool kDifferences = kGradient != TangentGradient::tdv;
-    // With them shared memory has room for 64 rows: both warpgroups have them, each takes every second tile of columns, and their
-    // sums are added at the end. Without, each warpgroup has rows of its own and takes all tiles.
+    // With dP and tdP, shared memory has room for 64 rows: both warpgroups have these rows, each computes every second tile of
+    // columns, and their sums are added at the end. Otherwise each warpgroup has its own rows and computes all tiles.
     static constexpr bool kSharedRows = kDifferences;
     static constexpr int kHeadDim = config.head_dim, kBlockN = config.tile_k;
     static_assert(kUnitRows % kBlockN == 0, "statistics of a tile are in one unit");
@@ -38,8 +38,8 @@ struct BackwardTangentWideTraits {
     static constexpr int kStatisticsBytes = kKeys ? kBlockN * static_cast<int>(sizeof(TangentStatistics)) : 0;
     static constexpr int kStageBytes = ColTile::kBytes + SecondColTile::kBytes, kStages = 2;
     static_assert(config.stages == kStages, "one for each of two warpgroups");
-    // With all tangents there is memory for one tile of the second tensor, which has barriers for two nevertheless: a warpgroup
-    // could not tell a phase of a barrier from the one after the next.
+    // With all tangents there is memory for only one tile of the second tensor. It still has barriers for two stages, because a
+    // warpgroup that visits every second tile must wait for every phase of a barrier.
     static constexpr int kSecondStages = kMovingDout ? 1 : kStages;
     static constexpr int kTileBytes =
         kRowBytes + kStages * (ColTile::kBytes + kStatisticsBytes) + kSecondStages * SecondColTile::kBytes;

@@ -11,8 +11,8 @@
 
 namespace libflash::cuda::sm90 {
 
-// Column tiles of the rows of one warpgroup: those that some row sees, and those that all its rows see in full. Rows beyond the
-// sequence see what they may: their results are not written.
+// Column tiles of the rows of one warpgroup: those that some row sees, and those that all its rows see in full. What rows beyond
+// the sequence see does not matter, because their results are not written.
 struct GroupColumnTiles {
     int begin, end, unmasked_begin, unmasked_end;
 
@@ -37,7 +37,7 @@ struct BackwardTangentWorkTile {
     Tiles tiles;
     GroupColumnTiles of_group[Traits::kGroups];
     int first_head, heads;  // of the columns
-    int loaded_cols;        // where only the device knows lengths: columns from this one on may hold data of others
+    int loaded_cols;        // where only the device knows lengths: columns from this one on may hold other data
 
     __device__ __forceinline__ void init(const BackwardTangentParams& params, const TileCoordinates& work) {
         at = work;
@@ -91,13 +91,14 @@ private:
     }
 };
 
-// Thread blocks take work tiles by number. A counter in the workspace says which are left; without it each has one.
+// Thread blocks take work tiles by number. A counter in the workspace gives the next number; without a counter each thread block
+// has one work tile.
 template <class Traits>
 struct BackwardTangentSchedule {
     static constexpr int kScheduled = Traits::kBlockM / Traits::config.tile_q;  // tiles of the schedule in a work tile
     int number = -1;
 
-    // Finds the next work tile with rows; batch < 0: none is left. Warp 0 calls it; all lanes get the same.
+    // Finds the next work tile with rows; batch < 0: none is left. Warp 0 calls it; all lanes get the same work tile.
     __device__ __forceinline__ TileCoordinates find(const BackwardTangentParams& params) {
         const ScheduleParams& schedule = Traits::kKeys ? params.key_schedule : params.query_schedule;
         const LengthsParams& lengths = Traits::kKeys ? params.k_lengths : params.q_lengths;

@@ -17,7 +17,7 @@ cudaError_t encode(BackwardTensorMaps* maps, const BackwardParams& params) {
     const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity, dim = params.head_dim,
                   dim_v = params.head_dim_v;
     cudaError_t error = cudaSuccess;
-    // A map needs a valid address also where the tensor has no rows: there q and dout get the map of k, which is not used.
+    // A map needs a valid address even if the tensor has no rows: then q and dout get the map of k, which is not used.
     const auto one = [&](CUtensorMap& map, const TensorExtent& tensor, int rows) {
         if (error == cudaSuccess) error = encode_map<T>(&map, tensor, rows);
     };

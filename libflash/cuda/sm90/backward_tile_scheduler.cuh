@@ -1,6 +1,6 @@
-// The tile scheduler of the sm_90a backward kernel: persistent thread blocks take work tiles by number, the next one when the
-// loads of the one before have been issued. A counter in the workspace says which numbers are left; without one, as in a call
-// without queries, a thread block takes every n-th.
+// The tile scheduler of the sm_90a backward kernel: persistent thread blocks take work tiles by number, the next work tile when
+// the loads of the previous one have been issued. A counter in the workspace gives the next number. Without a counter, as in a
+// call without queries, a thread block takes every n-th work tile.
 #pragma once
 
 #include "cuda/sm90/backward_context.cuh"
@@ -13,7 +13,7 @@ struct BackwardTileScheduler {
 
     BackwardContext<Traits>& context;
 
-    // Under a fixed order a thread block waits for those with smaller numbers, so these must have begun before it.
+    // With a fixed order a work tile waits for work tiles with smaller numbers, so those must have begun before it.
     __device__ __forceinline__ int first() const {
         if constexpr (Traits::kFixedOrder) return next(0);
         return static_cast<int>(blockIdx.x);
@@ -27,8 +27,9 @@ struct BackwardTileScheduler {
         if constexpr (Traits::kRagged) taken = __shfl_sync(0xffffffffu, taken, 0);
         return taken - params.part.taken_before + (Traits::kFixedOrder ? 0 : blocks);
     }
-    // Fills in the current slot. `number`: of a work tile in the launch, or one after them. One thread calls it; where only the
-    // device knows the lengths, warp 0: some numbers have no tile there, so it may go on to a later one.
+    // Fills in the current slot. `number`: the number of a work tile in the launch, or a larger number if there is none left. One
+    // thread calls it. Where only the device knows the lengths, all lanes of warp 0 call it; some numbers then have no work tile,
+    // and the function continues with a later number.
     __device__ __forceinline__ bool find(int number) const {
         TileCoordinates found = coordinates(number);
         if constexpr (Traits::kRagged) {

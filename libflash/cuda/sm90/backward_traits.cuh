@@ -21,21 +21,22 @@ struct BackwardTraits {
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
     static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;  // general instance: queries of a tile that are processed at once
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
-    // Of K and V. With two, those of the next work tile are loaded before the gradients of this one are written.
+    // Stages of K and V. With two, K and V of the next work tile are loaded before the gradients of the current one are written.
     static constexpr int kKeyStages = kHeadDim <= 64 ? 2 : 1;
     // Two consumer warpgroups. With a tile of 128 keys, each has 64 keys and all their products. With a tile of 64 keys, both
     // have all keys and divide the products (backward_divided.cuh).
     static constexpr int kGroupKeys = 64, kConsumerWarps = 8;
     static constexpr bool kDividesProducts = kBlockN == kGroupKeys;
-    // Where the products are divided, dS is computed from rounded P. So that fp16 rounds small probabilities as precisely as
-    // large ones, P is multiplied by 2^kProbabilityShift there; dS is not, because its range is larger than that of P.
+    // Where the products are divided, dS is computed from rounded P. With fp16, P is then multiplied by 2^kProbabilityShift, so
+    // that small probabilities are rounded as precisely as large ones. dS is not multiplied, because its range is larger than
+    // that of P.
     static constexpr int kProbabilityShift = kDividesProducts && config.dtype == KernelType::f16_ ? 12 : 0;
     static constexpr float kUndoProbabilityShift = 1.0f / (1 << kProbabilityShift);
-    // Of the consumers and the dQ warpgroup.
+    // Warps of the consumers and the dQ warpgroup that read K and V.
     static constexpr int kWarpsThatReadK = kDividesProducts ? 8 : 12, kWarpsThatReadV = kDividesProducts ? 4 : 8;
     static_assert(kDividesProducts || kBlockN == 2 * kGroupKeys, "the registers are for two consumer warpgroups");
     static_assert(!(kDividesProducts && kRareOptions), "one warpgroup has S, the other has dP");
-    // The producer warpgroup, the dQ warpgroup, the consumers.
+    // The producer warpgroup, the dQ warpgroup and two consumer warpgroups.
     static constexpr int kThreads = 4 * 128;
     static constexpr int kProducerRegisters = 32, kDqRegisters = kHeadDim % 64 == 0 ? 64 : 80,
                          kConsumerRegisters = (512 - kProducerRegisters - kDqRegisters) / 2;
@@ -49,7 +50,7 @@ struct BackwardTraits {
     static constexpr int kPieceCols = kHeadDim % 64 == 0 ? 64 : kHeadDim;
     static constexpr int kPieces = kBlockM / 64 * (kHeadDim / kPieceCols);
     using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kPieces * 4, kBlockM / 16>;
-    // A warp adds a piece to the accumulator in kPieceParts parts, through kSumBuffers buffers of its own in shared memory.
+    // A warp adds a piece to the accumulator in kPieceParts parts. Each warp has kSumBuffers buffers in shared memory for them.
     static constexpr int kPieceParts = kDividesProducts ? 2 : 1, kSumBuffers = kDividesProducts ? 2 : kPieces;
     static constexpr int kSumBytes = Accumulator::kWarpFloats / kPieceParts * static_cast<int>(sizeof(float));
 };

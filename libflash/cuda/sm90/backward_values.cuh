@@ -23,7 +23,7 @@ struct BackwardValuesWarpgroup {
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
-    // `warp`: in the warpgroup.
+    // `warp`: the number of the warp in the warpgroup.
     __device__ __forceinline__ void run(int warp, int lane) const {
         State c(context, warp, lane);
 #pragma unroll 1
@@ -34,7 +34,7 @@ struct BackwardValuesWarpgroup {
             const auto at = query_tiles.first();
             if (at.left > 0) loop_over_queries(c, at);
             work_tiles.release_k(lane);
-            // dV is written through a stage of Q and dO that the producer leaves for it.
+            // dV is written through a stage of Q and dO that the producer leaves free.
             c.queries.wait_full();
             const int stage = static_cast<int>(Tiles::q(0, c.queries.stage));
             epilogue.store_dv({context.tile(), c.first_key_again(), stage}, lane, c.sums,
@@ -47,8 +47,9 @@ struct BackwardValuesWarpgroup {
     }
 
 private:
-    // dV of a tile and S of the next one are issued together. The loop begins after both: nothing is in flight where it starts
-    // again, or else the compiler would serialise the products. dV comes first because Q of the next tile may not have arrived.
+    // dV of a tile and S of the next tile are issued together. The loop body begins after both are complete: no product is in
+    // flight at the back edge, because the compiler would serialise the products. dV is issued first because Q of the next tile
+    // may not have arrived.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores x;     // S, P
         Fragments p;  // P, rounded

@@ -1,7 +1,7 @@
-// Backward for sm_90a with more than 256 channels: after the softmax statistics one kernel for each gradient, whose thread blocks
-// have 64 rows of one head and visit the tiles of the other side. Nothing is added to memory, so the order of all additions is
-// fixed. Scores are computed anew for each gradient: 8 products instead of 5. Two consumer warpgroups have half of the channels
-// each (backward_wide_consumer.cuh); two warps load (backward_wide_producer.cuh).
+// Backward for sm_90a with more than 256 channels: after the softmax statistics, one kernel for each gradient, whose thread
+// blocks have 64 rows of one head and visit the tiles of the other side. No thread block adds to global memory, so the order of
+// all additions is fixed. Each kernel recomputes the scores: 8 products instead of 5. Two consumer warpgroups have half of the
+// channels each (backward_wide_consumer.cuh); two warps load (backward_wide_producer.cuh).
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"

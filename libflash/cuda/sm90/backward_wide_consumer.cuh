@@ -1,14 +1,14 @@
 // The consumer warpgroups of the sm_90a backward kernels for wide heads. As in forward (forward_wide_consumer.cuh) both have the
-// same 64 rows; the sums are divided by channels between them, and the weights by tiles of columns: a warpgroup computes those of
-// every second one, and leaves them for the other one in shared memory. dv, for each tile of its own:
+// same 64 rows. Each has half of the channels of the sums, and computes the weights of every second tile of columns, which it
+// writes to shared memory for the other one. For dv a warpgroup computes, for each of its own tiles:
 //
 //   S, a product with the streamed tensor,
-//   the sums of the tile before, whose weights the other warpgroup has left, while P is computed and left there,
+//   the sums of the previous tile, whose weights the other warpgroup has written, while it computes P and writes it,
 //   the sums of its own tile.
 //
-// dk and dq compute S from the added tensor, of which shared memory has room for one tile. So the sums of the tile before come
-// first; while the added tensor is loaded again, the tensor cores compute dP of the next tile, and the other way round dP of one
-// warpgroup overlaps dS of the other one.
+// dk and dq compute S from the added tensor, of which shared memory has room for one tile. So the sums of the previous tile come
+// first; while the added tensor is loaded again, the tensor cores compute dP of the next tile. dP of one warpgroup also overlaps
+// dS of the other one.
 #pragma once
 
 #include "cuda/ptx/hide_from_compiler.cuh"
@@ -47,7 +47,7 @@ struct BackwardWideConsumer {
                 0,        {context}};
 #pragma unroll
         for (int i = 0; i < kPieces * kSums; ++i) c.sums[i / kSums][i % kSums] = 0.0f;
-        fence_sums(c);  // the compiler must not move zeros to the first products
+        fence_sums(c);  // the compiler must not move the zeros to the first products
         c.weights.load_row_statistics(first_row(c));
         if (work_tile().number_of_tiles > 0) add_up(c);
         if constexpr (Traits::kKeys) {
@@ -62,7 +62,7 @@ struct BackwardWideConsumer {
 
 private:
     __device__ __forceinline__ const BackwardWideWorkTile<Traits>& work_tile() const { return context.storage.work_tile; }
-    // Of the lane, in its sequence. Computed anew, to hold no register in the loop.
+    // The lane's first row in its sequence. It is recomputed, so that it needs no register in the loop.
     __device__ __forceinline__ int first_row(const State& c) const {
         return work_tile().first_row() + 16 * c.warp + hide_from_compiler(c.lane) / 4;
     }
@@ -102,7 +102,7 @@ private:
         }
         if (number == tiles) add_tile_of_other(c, number - 1);
     }
-    // Passes chunks of the streamed tensor that the other warpgroup reads.
+    // Skips the chunks of the streamed tensor that the other warpgroup reads.
     __device__ __forceinline__ void skip_streamed(State& c) const {
         c.stage = (c.stage + streamed_chunks<Traits>(context.params)) % Traits::kStreamStages;
     }
@@ -164,8 +164,8 @@ private:
         wgmma_commit();
     }
 
-    // s becomes the weights of the own tile, w the same in 16 bits, also for the other warpgroup. The buffer is free: see
-    // kWeightBuffers.
+    // Computes the weights of this warpgroup's tile in s, rounds them to w, and writes w to shared memory for the other
+    // warpgroup. The buffer is free: see kWeightBuffers.
     __device__ __forceinline__ void weigh_and_publish(State& c, int number) const {
         uint32_t statistics = 0;
         if constexpr (Traits::kKeys) {
@@ -189,7 +189,7 @@ private:
         context.storage.exchanges.p_is_written(c.group).arrive();
     }
 
-    // Adds the tile before, whose weights the other warpgroup computes.
+    // Adds the previous tile, whose weights the other warpgroup computes.
     __device__ __forceinline__ void add_tile_of_other(State& c, int number) const {
         begin_tile_of_other(c, number);
         finish_sums(c);
@@ -232,7 +232,7 @@ private:
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) wgmma_fence_operand(c.sums[piece]);
     }
-    // The address of this warpgroup's channels of the added tensor, when they have arrived.
+    // Waits for this warpgroup's channels of the added tensor. Returns their address.
     __device__ __forceinline__ uint32_t receive(const State& c, int number, int tile) const {
         constexpr int kOwnChunks = kPieces * Traits::kPieceChunks;
         const uint32_t parity = static_cast<uint32_t>(number) & 1;
@@ -241,7 +241,7 @@ private:
         if (context.maps.zero_fill) zero_columns(c, tile);
         return uniform(context.tiles.added() + c.group * kPieces * Traits::kPieceBytes);
     }
-    // Columns after the last one may be NaN or infinity, and products multiply these by 0.
+    // Zeroes columns after the last one, because they may be NaN or infinity and products multiply them by 0.
     __device__ __forceinline__ void zero_columns(const State& c, int tile) const {
         constexpr int kVectors = Traits::kHalf / 8;
         const int count = work_tile().columns.length - tile * 64;
@@ -253,7 +253,7 @@ private:
         __syncwarp();
         named_barrier_wait(kGroupBarrier + c.group, 128);
     }
-    // Sixteen columns of a piece of the added tensor.
+    // The descriptor of sixteen columns of a piece of the added tensor.
     __device__ __forceinline__ static uint64_t operand(uint32_t added, int piece, int step) {
         return Tile::mn_major_operand(added + piece * Traits::kPieceBytes, step);
     }
@@ -269,7 +269,7 @@ private:
 #pragma unroll
         for (int r = 0; r < 2; ++r) store_row(c, to, channels, factor, r);
     }
-    // Sixteen bytes at a time: the lanes of a quad exchange their pairs. Rows beyond the used length become zeros.
+    // Writes sixteen bytes at a time: the four lanes of a row exchange their pairs. Rows beyond the used length become zeros.
     __device__ __forceinline__ void store_row(const State& c, const RowsParams& to, int channels, float factor, int r) const {
         const auto& work = work_tile();
         const int row = first_row(c) + 8 * r;

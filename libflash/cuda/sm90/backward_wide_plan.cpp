@@ -11,7 +11,7 @@ BackwardPlan plan_wide_backward(const Kernel& kernel, const AttentionProblem& pr
     BackwardPlan plan = common_backward_plan(kernel, problem, {0, "wide heads"}, device, true);
     plan.dq_tile_q = plan.tile_q;
     plan.dq_tile_k = plan.tile_k;
-    // Under a causal mask later rows see more keys. The tiles with most keys start first.
+    // Under a causal mask later rows see more keys; the tiles with most keys start first.
     plan.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, key_bytes(problem),
                                                problem.mask_rule.right < MaskRule::kUnbounded);
     check_block_count("q", blocks_of(plan.query_tile_schedule));

@@ -1,5 +1,5 @@
 // The producer warps of the sm_90a backward kernels for wide heads: one loads the rows, the streamed tensor and the statistics,
-// one the added tensor, so that neither waits for a part of the other tensor to be released.
+// the other loads the added tensor, so that neither waits until a part of the other tensor is released.
 #pragma once
 
 #include "cuda/sm90/backward_wide_storage.cuh"
@@ -25,7 +25,7 @@ struct BackwardWideProducer {
 
 private:
     __device__ __forceinline__ const BackwardWideWorkTile<Traits>& work_tile() const { return context.storage.work_tile; }
-    // The first row of a tile of columns in their tensors.
+    // The row in the columns' tensors at which a tile begins.
     __device__ __forceinline__ int first_column(int tile) const { return work_tile().columns.start + tile * 64; }
 
     __device__ __forceinline__ void load_rows() const {
@@ -62,7 +62,7 @@ private:
             if constexpr (Traits::kKeys) load_statistics(number, head, tile);
         }
     }
-    // Of the queries of a tile.
+    // Loads the statistics of the queries of a tile.
     __device__ __forceinline__ void load_statistics(int number, int head, int tile) const {
         const auto& work = work_tile();
         const int group = number % Traits::kGroups;
@@ -75,7 +75,7 @@ private:
                        sizeof(statistics), full);
     }
 
-    // Channels that the call does not have become zeros.
+    // Loads the added tensor. Channels that the call does not have become zeros.
     __device__ __forceinline__ void load_added() const {
         const auto& work = work_tile();
         int head = work.first_head, tile = work.tiles.begin;

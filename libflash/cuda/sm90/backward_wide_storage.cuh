@@ -17,7 +17,7 @@ struct BackwardWideTiles {
     uint32_t rows;  // of S
 
     __device__ __forceinline__ explicit BackwardWideTiles(const char* memory) : rows(shared_address(memory)) {}
-    // Of the product with the streamed tensor: for dv those of S.
+    // The rows that are multiplied by the streamed tensor; for dv the rows of S.
     __device__ __forceinline__ uint32_t rows_of_streamed() const {
         return rows + (Traits::kRowTensors - 1) * Traits::Tile::kBytes;
     }
@@ -32,12 +32,12 @@ struct BackwardWideTiles {
 
 template <class Traits>
 struct BackwardWideStorage {
-    // Of the columns, if these are queries: each warpgroup has a buffer for the tiles that it scores.
+    // The statistics of the columns, if these are queries. Each warpgroup has a buffer for the tiles whose weights it computes.
     SoftmaxStatistics statistics[Traits::kGroups][64];
     uint64_t rows_full;
     uint64_t added_full[Traits::kChunks], added_empty[Traits::kAllPieces];
-    // A chunk is read by the warpgroup that scores the tile. Each warpgroup has full barriers of its own: only the parity of a
-    // phase can be waited for, so it must wait for every phase.
+    // Only the warpgroup that computes the weights of a tile reads its chunks. Each warpgroup has its own full barriers: a wait
+    // tests only the parity of a phase, so a warpgroup must wait for every phase.
     uint64_t streamed_full[Traits::kGroups][Traits::kStreamStages], streamed_empty[Traits::kStreamStages];
     uint64_t statistics_full[Traits::kGroups], statistics_empty[Traits::kGroups];
     BackwardWideWorkTile<Traits> work_tile;
@@ -71,20 +71,20 @@ struct BackwardWideStorage {
     }
 };
 
-// What all parts of a kernel work with.
+// The context that all parts of a kernel use.
 template <class Traits>
 using BackwardWideContext =
     KernelContext<BackwardParams, BackwardWideTensorMaps, BackwardWideStorage<Traits>, BackwardWideTiles<Traits>>;
 
-// Chunks that hold channels of the call; the kernel may have more. Of S, and of the product with the streamed tensor.
+// The number of chunks that hold channels of the call, for S and for the product with the streamed tensor. The kernel may have
+// more.
 __device__ __forceinline__ int chunks_of(int channels) { return (channels + 63) / 64; }
 __device__ __forceinline__ int score_chunks(const BackwardParams& params) { return chunks_of(params.head_dim); }
 template <class Traits>
 __device__ __forceinline__ int streamed_chunks(const BackwardParams& params) {
     return chunks_of(Traits::kDifferences ? params.head_dim_v : params.head_dim);
 }
-// The chunks of the added tensor in the order in which they are loaded: the first pieces of both warpgroups before the second
-// ones.
+// The n-th chunk of the added tensor to be loaded: the first pieces of both warpgroups are loaded before the second pieces.
 template <class Traits>
 __device__ __forceinline__ int added_chunk(int n) {
     const int in_order = n / Traits::kPieceChunks,

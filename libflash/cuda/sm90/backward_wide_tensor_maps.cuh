@@ -9,7 +9,7 @@ namespace libflash::cuda::sm90 {
 struct BackwardWideTensorMaps {
     CUtensorMap rows, second_rows;  // of S, of dP
     CUtensorMap streamed, added;    // tensors of the columns
-    bool zero_fill;                 // columns after those of a sequence may belong to others or hold anything
+    bool zero_fill;                 // columns after the end of a sequence may belong to other sequences or hold any value
 };
 
 template <class Traits>
@@ -27,7 +27,7 @@ cudaError_t encode(BackwardWideTensorMaps* maps, const BackwardParams& params) {
     const TensorExtent q = of_queries(params.q, dim), dout = of_queries(params.dout, dim_v), k = of_keys(params.k, dim),
                        v = of_keys(params.v, dim_v);
     const TensorExtent &rows = Traits::kKeys ? k : q, &second_rows = Traits::kKeys ? v : dout;
-    // Without rows of their side tensors of the columns are not read, but their maps need a valid address.
+    // If there are no columns, their tensors are not read, but their maps need a valid address.
     const bool no_columns = (Traits::kKeys ? queries : keys) == 0;
     const TensorExtent &scored = no_columns ? rows : Traits::kKeys ? q : k, &other = no_columns ? rows : Traits::kKeys ? dout : v;
     cudaError_t error = cudaSuccess;

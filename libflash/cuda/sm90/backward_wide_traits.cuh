@@ -11,13 +11,13 @@ namespace libflash::cuda::sm90 {
 
 enum class WideGradient { dv, dk, dq };
 
-// The rows of a thread block are keys, for dq queries; the columns, of which it visits all tiles, are those of the other side.
+// The rows of a thread block are keys, for dq queries. The columns are the other side; the thread block visits their tiles.
 //
 //   dv    S = K Q'                dv += P dO
 //   dk    S = K Q'    dP = V dO'  dk += dS Q
 //   dq    S = Q K'    dP = dO V'  dq += dS K
 //
-// The tensor of the columns from which the sums are made is the added one; the other one is streamed.
+// The added tensor is the tensor of the columns that is multiplied by the weights; the streamed tensor is the other one.
 template <class Kernel, WideGradient kOutput>
 struct BackwardWideTraits {
     static constexpr KernelConfig config = Kernel::config;
@@ -36,20 +36,20 @@ struct BackwardWideTraits {
     using Tile = SwizzledTile<64, kHeadDim>;
     using WeightTile = SwizzledTile<64, 64>;
 
-    // The added tensor is loaded by chunks of 64 channels and released by pieces, of which each warpgroup has two.
+    // The added tensor is loaded in chunks of 64 channels and released in pieces, two for each warpgroup.
     static constexpr int kChunks = Tile::kChunks;
     static constexpr int kPieces = 2, kPiece = kHalf / kPieces, kPieceChunks = kPiece / Tile::kChunkCols;
     static constexpr int kPieceBytes = kPieceChunks * Tile::kChunkBytes, kAllPieces = kGroups * kPieces;
     static_assert(kPieceChunks * Tile::kChunkCols == kPiece);
     // The chunks of the streamed tensor are a pipeline. Differences need shared memory for a second tensor of the rows.
     static constexpr int kRowTensors = kDifferences ? 2 : 1, kStreamStages = kDifferences ? 3 : kChunks;
-    // dv: while a warpgroup publishes the weights of a tile, it may still read those of the tile before, and the other warpgroup
-    // those of the one before that. Else it has read the former.
+    // dv: while a warpgroup writes the weights of a tile, it may still read the weights of the previous tile, and the other
+    // warpgroup those of the tile before. dk and dq: the weights of the previous tile have been read by then.
     static constexpr int kWeightBuffers = kDifferences ? 1 : 3;
     static constexpr int kTileBytes =
         (kRowTensors + 1) * Tile::kBytes + kStreamStages * Tile::kChunkBytes + kWeightBuffers * WeightTile::kBytes;
 
-    // The sums of a thread, where a key tile has several launches.
+    // The partial sums of a thread, if a key tile has several launches.
     using Parts = GradientSums<kConsumers, kHalf / 8>;
 };
 

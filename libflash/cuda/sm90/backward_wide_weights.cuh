@@ -1,5 +1,5 @@
-// The weights of a tile in a consumer thread of the sm_90a backward kernels for wide heads: P, or dS, from dot products in the
-// layout of wgmma.
+// The weights of a tile in a consumer thread of the sm_90a backward kernels for wide heads, in the layout of wgmma: P or dS,
+// computed from dot products.
 #pragma once
 
 #include "cuda/attention/edge_mask.cuh"
@@ -30,8 +30,8 @@ struct BackwardWideWeights {
         }
     }
 
-    // s becomes P or dS, times 2^exponent_shift(), of a tile of columns; dp: only for dS. `statistics`: shared address of those
-    // of the lane's first column, if columns are queries.
+    // Turns s into P or dS, times 2^exponent_shift(), for a tile of columns; dp: only for dS. `statistics`: shared address of the
+    // statistics of the lane's first column, if columns are queries.
     __device__ __forceinline__ void weigh(Scores& s, Scores& dp, uint32_t statistics) const {
         const float cap = context.params.rare.softcap, scale = context.params.scale_log2;
         if (__builtin_expect(cap > 0.0f, false)) {
@@ -45,8 +45,8 @@ struct BackwardWideWeights {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) s[i] = Traits::kDifferences ? exp2_approx(s[i]) * dp[i] : exp2_approx(s[i]);
     }
-    // Weights that the causal mask, the window or the lengths hide become 0, whatever they were. `row`, `column`: the lane's
-    // first ones in their sequences.
+    // Weights that the causal mask, the window or the lengths hide become 0, even if they are NaN. `row`, `column`: the lane's
+    // first row and column in their sequences.
     __device__ __forceinline__ void hide(Scores& weights, int row, int column) const {
         const auto& tiles = context.storage.work_tile.tiles;
         if constexpr (Traits::kKeys) {
@@ -66,7 +66,7 @@ struct BackwardWideWeights {
     }
 
 private:
-    // Softcap. Small code: eight scores at a time, for which the others move up.
+    // Softcap: eight scores at a time, in a loop that rotates the scores, so that the code is small.
     static constexpr int kTogether = 8;
     __device__ __forceinline__ void cap_scores(Scores& s, Scores& dp, uint32_t statistics, float cap) const {
         const float inverse = context.params.softmax_scale / cap;

@@ -1,5 +1,5 @@
-// A work tile of the sm_90a backward kernels for wide heads: 64 rows of one head, and the tiles of columns that they see. These
-// are numbered in the order in which they are processed, which is ascending, one query head after the other.
+// A work tile of the sm_90a backward kernels for wide heads: 64 rows of one head, and the tiles of columns that they see. Tiles
+// of columns are numbered in the order in which they are processed: ascending, one query head after another.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -21,7 +21,7 @@ struct BackwardWideWorkTile {
     int first_head, heads;  // of the columns
     int number_of_tiles;
 
-    // The work tile with that number in the grid. False: there is none.
+    // The work tile with number `index` in the grid. Returns false if there is none.
     __device__ static __forceinline__ bool find(const BackwardParams& params, int index, TileCoordinates& at,
                                                 SequenceRows& rows) {
         const LengthsParams& lengths = Traits::kKeys ? params.k_lengths : params.q_lengths;
@@ -47,12 +47,12 @@ struct BackwardWideWorkTile {
         number_of_tiles = max(tiles.end - tiles.begin, 0) * heads;
     }
     __device__ __forceinline__ int first_row() const { return at.tile * 64; }  // in its sequence
-    // Moves a position, a head and a tile of columns, by so many tiles.
+    // Moves a position (a head and a tile of columns) by `by` tiles.
     __device__ __forceinline__ void advance(int& head, int& tile, int by) const {
         tile += by;
         while (tile >= tiles.end) tile -= tiles.end - tiles.begin, ++head;
     }
-    // The tile of columns before one that is not the first.
+    // The tile of columns before `tile`, which must not be the first tile of the first head.
     __device__ __forceinline__ int before(int tile) const { return (tile == tiles.begin ? tiles.end : tile) - 1; }
 };
 

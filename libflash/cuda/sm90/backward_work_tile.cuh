@@ -11,8 +11,8 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct BackwardWorkTile {
     static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
-    // Where only the device knows a length: rows from this one on of the key tile, and of the sequence's queries, may hold other
-    // data when they are loaded. Else no row.
+    // Where only the device knows a length: from these rows on, the loaded rows of the key tile and of the sequence's queries may
+    // hold data of other sequences. If the host knows the length, no row does.
     struct LoadedRows {
         int keys, queries;
     };
@@ -22,10 +22,10 @@ struct BackwardWorkTile {
     SequenceRows q_rows, k_rows;
     QueryTiles<kBlockM, kBlockN> tiles;
     QueryTileRange<kBlockM, kBlockN> range;
-    int number;  // in the launch
+    int number;  // of the work tile in the launch
 
     __device__ __forceinline__ bool exists() const { return work.batch >= 0; }
-    // After `work` is set.
+    // `work` must be set before.
     __device__ __forceinline__ void init(const BackwardParams& params, int number_in_launch) {
         number = number_in_launch;
         q_rows = SequenceRows::of(params.q_lengths, work.batch);
@@ -50,7 +50,7 @@ struct BackwardWorkTile {
     __device__ __forceinline__ int64_t first_unit(const BackwardParams& params, const QueryTilePosition& at) const {
         return QueryUnits::first(params, work.batch, at.head, q_rows.start);
     }
-    // The first row of the key tile in K and V, and that of a query tile in Q and dO.
+    // The first row of the key tile in K and V, and the first row of a query tile in Q and dO.
     __device__ __forceinline__ int key_row() const { return (Traits::kRagged ? k_rows.start : 0) + tiles.first_col; }
     __device__ __forceinline__ int query_row(int tile) const { return (Traits::kRagged ? q_rows.start : 0) + tile * kBlockM; }
 };

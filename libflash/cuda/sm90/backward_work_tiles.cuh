@@ -1,5 +1,5 @@
-// The work tiles of a thread block of the sm_90a backward kernel, one after another, as its consumers and its dQ warpgroup see
-// them. The producer has found them (backward_producer.cuh) and loads K and V of each.
+// Iterates over the work tiles of a thread block of the sm_90a backward kernel, for its consumers and its dQ warpgroup. The
+// producer finds the work tiles (backward_producer.cuh) and loads their K and V.
 #pragma once
 
 #include "cuda/sm90/backward_context.cuh"
@@ -10,7 +10,7 @@ template <class Traits>
 struct BackwardWorkTiles {
     BackwardContext<Traits>& context;
 
-    // Waits for context.tile(). False: there is none.
+    // Waits for the next context.tile(). Returns false if there is none.
     __device__ __forceinline__ bool wait() const {
         context.storage.tile_full(context.slot()).wait(context.phase());
         return context.tile().exists();
@@ -23,8 +23,8 @@ struct BackwardWorkTiles {
 
     __device__ __forceinline__ void wait_for_k() const { context.storage.k_full(context.key_stage()).wait(context.key_phase()); }
     __device__ __forceinline__ void wait_for_v() const { context.storage.v_full(context.key_stage()).wait(context.key_phase()); }
-    // Called by each warp that reads K, or V, when it does not read or overwrite it any more. Not before all lanes have seen
-    // that it was full: they could miss the phase.
+    // Each warp that reads K (or V) calls it after it has last read or overwritten K (or V). All lanes must have seen that the
+    // stage was full, or they could miss the phase.
     __device__ __forceinline__ void release_k(int lane) const {
         __syncwarp();
         if (lane == 0) context.storage.k_empty(context.key_stage()).arrive();

@@ -1,6 +1,6 @@
 // Zeroes rows in shared memory that lie beyond a sequence, as TMA does beyond a tensor. Where only the device knows the lengths,
-// such rows hold data of others, possibly NaN or infinity, and products would multiply these by 0. With zeros there, everything
-// else is as it is at the end of a tensor.
+// such rows hold other data, possibly NaN or infinity, and products would multiply these by 0, which gives NaN. After zeroing,
+// the end of a sequence is handled like the end of a tensor.
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
@@ -17,8 +17,9 @@ struct BackwardZeroFill {
 
     const BackwardContext<Traits>& context;
 
-    // A consumer warpgroup calls it when K or V has arrived: rows [first, first + count) of it that are beyond the sequence. Each
-    // one zeroes the rows that it reads, so none waits for another; dQ waits for dS, which is computed after that.
+    // A consumer warpgroup calls it when K or V has arrived. Zeroes those of the rows [first, first + count) that are beyond the
+    // sequence. Each warpgroup zeroes the rows that it reads, so none waits for another. The dQ warpgroup reads K only after dS,
+    // which is computed after the zeroing.
     __device__ __forceinline__ void keys(uint32_t tile, int first, int count) const {
         if constexpr (Traits::kRagged) {
             const int begin = max(context.tile().loaded.keys, first);
@@ -39,7 +40,7 @@ struct BackwardZeroFill {
     }
 
 private:
-    // To the products of the warpgroup.
+    // Makes the zeros visible to the products of the warpgroup.
     __device__ static __forceinline__ void publish() {
         fence_shared_for_async();
         __syncwarp();

@@ -8,7 +8,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// A key tile as the producer announces it to the consumers: its number, and whether it is the last one of the work tile.
+// What the producer tells the consumers about a key tile: its number, and whether it is the last one of the work tile.
 struct TileWord {
     uint32_t bits;
 
@@ -28,12 +28,12 @@ struct BlockMaskIterator {
     static constexpr uint32_t kAll = 0xffffffffu;
     using Range = KeyRange<kBlockM, kBlockN>;
 
-    // Derived values are computed from these each time, because the producer warp has few registers.
+    // Derived values are recomputed from these members, because the producer warp has few registers.
     const BlockMaskParams& blocks;
     const TileCoordinates& work;
     const Range& range;
     int tile;          // tiles below it have not been visited
-    int window;        // the one that `visible` describes, or -1
+    int window;        // the window that `visible` describes, or -1
     uint32_t visible;  // a bit per tile of the window
     int entries_left;  // list entries that have not been visited
 
@@ -46,8 +46,8 @@ struct BlockMaskIterator {
             if (tile / kWindow != window) load();
             const uint32_t not_visited = visible & kAll >> (kWindow - 1 - tile % kWindow);
             tile =
-                // If the window has no visible tile left (__clz is 32): the last tile before the window; ++tile below undoes
-                // --tile.
+                // If the window has no visible tile left, __clz is 32 and this is the last tile before the window; ++tile below
+                // undoes --tile.
                 window * kWindow + 31 - __clz(static_cast<int>(not_visited));
             if (not_visited != 0) return tile >= range.begin ? tile : -1;
             ++tile;

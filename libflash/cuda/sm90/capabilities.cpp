@@ -1,4 +1,4 @@
-// The options that the sm_90a kernels lack. plan/selection.cpp checks dtype, head dims and device.
+// The options that the sm_90a kernels do not support. plan/selection.cpp checks dtype, head dims and device.
 #include <algorithm>
 
 #include "cuda/host/long_sums.h"
@@ -41,8 +41,8 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
 
 namespace {
 
-// Whether the kernel adds to dq in a fixed order under a block mask. Where the narrowest kernel of the problem does not, no wider
-// one takes its place: it would pad every tile.
+// Whether the kernel adds to dq in a fixed order under a block mask. Where the narrowest kernel for the problem does not, no
+// wider sm90 kernel replaces it, because it would pad every tile.
 bool has_ordered_blocks(const KernelConfig& config, const AttentionProblem& p) {
     const BackwardInstance kind = backward_instance(rare_option(p), true, true);
     KernelConfig narrowest = config;
@@ -50,8 +50,8 @@ bool has_ordered_blocks(const KernelConfig& config, const AttentionProblem& p) {
     return has_fixed_order(config, kind) && has_fixed_order(narrowest, kind);
 }
 
-// The first requested option that backward lacks, or nullptr. The transposed scores read bias and mask against their order in
-// memory, which costs more than it gains where head_dim is small.
+// The first requested option that backward does not support, or nullptr. Transposed scores read bias and mask across their order
+// in memory; where head_dim is small, this makes the kernel slower than sm80.
 const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
     if (p.request.deterministic && p.block_mask.has_lists) return "deterministic with block_lists";
     if (p.request.deterministic && p.block_mask.present && !has_ordered_blocks(config, p))
@@ -73,7 +73,7 @@ bool supports_backward(const KernelConfig& config, const AttentionProblem& p, st
     return false;
 }
 
-// Packed queries: the workspace has an entry for each work tile, empty ones included. `general` is an instance with the most work
+// Packed queries: the workspace has an entry for each work tile, including empty ones. The general instance has the most work
 // tiles.
 bool supports_tile_count(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
     constexpr int64_t kMostTiles = 1 << 24;
@@ -92,7 +92,7 @@ bool supports_key_count(const KernelConfig& config, const AttentionProblem& p, s
     return false;
 }
 
-// What only the general instance has, which computes no statistics.
+// The first requested option that only the general instance supports, or nullptr. The general instance computes no statistics.
 const char* option_statistics_lack(const AttentionProblem& p) {
     if (const char* option = rare_option(p)) return option;
     if (!(p.softmax_scale > 0)) return "softmax_scale";

@@ -1,4 +1,4 @@
-// What two consumer warpgroups with the same query rows tell each other through shared memory: that P of a key tile is written,
+// What two consumer warpgroups with the same query rows exchange through shared memory: a signal that P of a key tile is written
 // and, at the end, the sums of their rows.
 #pragma once
 
@@ -7,7 +7,8 @@
 
 namespace libflash::cuda::sm90 {
 
-// Named barriers: of all consumers; P of a warpgroup is ready (one for each); of the warps of a warpgroup (one for each).
+// Named barriers: for all consumers; for "P of a warpgroup is ready" (one per warpgroup); for the warps of a warpgroup (one per
+// warpgroup).
 constexpr int kAllConsumers = 1, kReadyBarrier = 2, kGroupBarrier = 4;
 
 template <class Traits>
@@ -23,8 +24,8 @@ struct ConsumerExchanges {
     __device__ __forceinline__ ExchangeBarrier p_is_written(int group) const {
         return {kReadyBarrier + group, Traits::kConsumers, {shared_address(&barriers[1 + group])}};
     }
-    // The sums of the rows `row` and `row` + 8 of a lane, whose warpgroups have the same kept maxima: first of the lane's own
-    // keys, then of all. Once in a thread block.
+    // Turns the sums of the rows `row` and `row` + 8 over the lane's keys into sums over all keys. Both warpgroups have the same
+    // kept maxima. Called once in a thread block.
     __device__ __forceinline__ void join(float (&sum)[2], int group, int row, int lane) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

@@ -1,5 +1,5 @@
-// Decode for sm_90a: the kernel for values that are the first channels of the keys (MLA), and the launches, also of the kernel
-// for many rows of other heads (decode_rows.cuh). Rows are appended and splits combined by the kernels of sm80.
+// Decode for sm_90a: the kernel for values that are the first channels of the keys (MLA), and the launches of this kernel and of
+// the kernel for many rows (decode_rows.cuh). The sm80 kernels append rows and combine splits.
 //
 // MLA: a few query rows of each sequence, of all query heads that share a key head, against its KV cache. A key tile is loaded
 // once, by TMA, and serves as K and as V.
@@ -44,7 +44,8 @@ struct DecodeBlock {
     }
 
 private:
-    // Consecutive thread blocks take the tiles of a key head; then follow heads and splits. False: there is no such tile.
+    // Consecutive thread blocks have the tiles of a key head; then follow heads and splits. Returns false if there is no such
+    // tile.
     __device__ __forceinline__ bool find_work_tile() const {
         const DecodeParams& params = context.params;
         const int index = static_cast<int>(blockIdx.x), head_of_all = divide(index, params.by_tiles),
@@ -56,7 +57,7 @@ private:
         __syncthreads();
         return true;
     }
-    // One thread for each row.
+    // Called by one thread for each row.
     __device__ __forceinline__ void describe(const RaggedTile& tile, int head, int split) const {
         const DecodeParams& params = context.params;
         const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);

@@ -1,5 +1,5 @@
-// The options of decode that the sm_90a decode kernels lack, and the calls for which the kernel for many rows is preferred. Where
-// they lack one, the sm80 kernels take the call.
+// The options of decode that the sm_90a decode kernels do not support, and the calls for which the kernel for many rows is
+// preferred. The sm80 kernels serve all other calls.
 #include "cuda/host/problem_params.h"
 #include "cuda/sm90/decode_rows_instance.h"
 #include "cuda/sm90/plan.h"
@@ -8,7 +8,7 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// The first requested option that neither kernel has, or nullptr.
+// The first requested option that neither kernel supports, or nullptr.
 const char* option_decode_lacks(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
     if (cache.dtype != problem.dtype) return "k_cache of 8 bits";
@@ -21,7 +21,8 @@ const char* option_decode_lacks(const DecodeProblem& problem) {
     return problem.softmax_scale > 0 ? nullptr : "softmax_scale that is not positive";
 }
 
-// What the kernel for values in the keys lacks besides, and the one for many rows.
+// The first further option that the kernel for values in the keys does not support, or nullptr; below, for the kernel for many
+// rows.
 const char* option_of_values_in_keys_lacks(const DecodeProblem& problem) {
     if (problem.tree.data) return "tree_mask";
     if (problem.softcap > 0) return "softcap";
@@ -31,7 +32,7 @@ const char* option_of_many_rows_lacks(const DecodeProblem& problem) {
     return problem.positions && problem.alibi_slopes.present ? "q_positions with alibi_slopes" : nullptr;
 }
 
-// TMA loads boxes of 16 rows or more, which lie in one page.
+// TMA loads boxes of 16 rows or more; a box must lie in one page.
 bool loads_keys(const DecodeProblem& problem, std::string* why) {
     const KvCache& cache = problem.cache;
     if (cache.capacity == 0 || cache.k.shape[0] == 0) return reject(why, "k_cache: has no rows");
@@ -53,7 +54,7 @@ bool has_the_values_in_the_keys(const KernelConfig& config, const DecodeProblem&
     return problem.cache.v_in_k || reject(why, "v_cache: must be a view of the first channels of k_cache for it");
 }
 
-// Unless the caller has chosen the kernel.
+// Not checked if the caller has named the kernel.
 bool has_many_rows(const DecodeProblem& problem, std::string* why) {
     if (problem.request.kernel || problem.request.backend) return true;
     if (problem.request.split_size > 0 && problem.q_rows.packed())
@@ -76,7 +77,7 @@ bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, s
     return loads_keys(problem, why);
 }
 
-// The plan of sm80 has already found that the call is one for shared keys.
+// The plan of sm80 has already checked that the call has shared keys.
 bool supports_prefix(const KernelConfig&, const DecodeProblem& problem, std::string* why) { return loads_keys(problem, why); }
 
 }  // namespace libflash::cuda::sm90

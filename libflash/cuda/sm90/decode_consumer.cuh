@@ -1,12 +1,12 @@
-// The consumer warpgroups of the sm_90a decode kernel. Both have the same 64 rows; O is divided by channels between them, and the
-// scores by key tiles: a warpgroup computes every second one. For each tile of its own, a warpgroup
+// The consumer warpgroups of the sm_90a decode kernel. Both have the same 64 rows. Each has half of the channels of O and
+// computes the scores of every second key tile. For each of its own tiles, a warpgroup
 //
 //   computes S = Q K^T,
 //   adds P V of the tile before, whose P the other warpgroup has left in shared memory, while it turns S into P,
 //   leaves its P there, and adds its own P V.
 //
-// While a warpgroup waits or computes P, the tensor cores work for the other one. Both process the tiles in one order, so that
-// they have the same kept maxima.
+// While a warpgroup waits or computes P, the tensor cores work for the other one. Both process the tiles in the same order, so
+// that they have the same kept maxima.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"
@@ -72,7 +72,7 @@ private:
     __device__ __forceinline__ const DecodeWorkTile& work_tile() const { return context.storage.work_tile; }
     __device__ __forceinline__ static uint32_t parity_of(int tile) { return static_cast<uint32_t>(tile / Traits::kStages) & 1; }
 
-    // Copies the rows of the tile; those that it does not have are zeros.
+    // Copies the rows of the tile. Rows that do not exist become zeros.
     __device__ __forceinline__ void load_queries(int warp, int lane) const {
         const DecodeParams& params = context.params;
         const RaggedWorkTile& rows = work_tile().rows;
@@ -98,7 +98,8 @@ private:
     // s = Q K^T, as soon as each chunk of K has arrived.
     __device__ __forceinline__ void compute_scores(State& c, int tile) const {
         constexpr int kChunkSteps = KTile::kChunkCols / 16;
-        // In uniform registers, and again for each tile: the compiler would keep all descriptors in registers, which are too few.
+        // Recomputed for each tile in uniform registers; otherwise the compiler would keep all descriptors in registers, which
+        // are too few.
         const int group = static_cast<int>(uniform(static_cast<uint32_t>(c.group))), stage = group;
         const uint32_t q = uniform(context.tiles.q), k = q + (context.tiles.k(stage) - context.tiles.q), parity = parity_of(tile);
         wgmma_fence();
@@ -118,7 +119,7 @@ private:
         release(c, c.group, Traits::kValueParts);
     }
 
-    // s becomes P, and p P in 16 bits. Returns whether a kept maximum was raised.
+    // Computes P in c.s, and P in 16 bits in c.p. Returns whether a kept maximum was raised.
     __device__ __forceinline__ bool compute_probabilities(State& c, int tile) const {
         const int first_key = work_tile().begin + tile * kBlockN;
         if (work_tile().is_edge(first_key, kBlockN))
@@ -147,7 +148,7 @@ private:
             wgmma_commit();
         }
     }
-    // Waits for the products with values, and releases these piece by piece.
+    // Waits for the products with V, and releases V piece by piece.
     __device__ __forceinline__ void finish_values(State& c, int stage) const {
         wgmma_wait<1>();
         release(c, stage, c.group * kPieces);
@@ -157,7 +158,7 @@ private:
         for (int piece = 0; piece < kPieces; ++piece) wgmma_fence_operand(c.o[piece]);
     }
 
-    // Leaves P for the other warpgroup, and adds P V of the own tile.
+    // Writes P to shared memory for the other warpgroup, and adds P V of this warpgroup's tile.
     __device__ __forceinline__ void add_own_values(State& c, int tile, bool raised) const {
         publish(c, tile);
         if (raised) rescale(c);
@@ -173,7 +174,7 @@ private:
         finish_values(c, c.group);
     }
     __device__ __forceinline__ void publish(State& c, int tile) const {
-        named_barrier_wait(kGroupBarrier + c.group, 128);  // no warp reads P of the tile before any more
+        named_barrier_wait(kGroupBarrier + c.group, 128);  // all warps have read P of the previous tile
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)
             PTile::store_fragment(context.tiles.p(), 16 * c.warp, 2 * step, c.lane, c.p[step]);
@@ -186,7 +187,8 @@ private:
         context.storage.exchanges.p_is_written(c.group).arrive();
     }
 
-    // Values of keys outside the split may be NaN or infinity, and products multiply these by 0. Returns whether there are any.
+    // Zeroes values of keys outside the split, because they may be NaN or infinity and products multiply them by 0. Returns
+    // whether there are any.
     __device__ __forceinline__ bool zero_values(const State& c, int tile) const {
         const int first_key = work_tile().begin + tile * kBlockN;
         const int before = work_tile().first - first_key, count = work_tile().last - first_key;
@@ -200,14 +202,14 @@ private:
         return true;
     }
 
-    // The address of the values of this warpgroup, when they have arrived.
+    // Waits for V of this warpgroup. Returns its address.
     __device__ __forceinline__ uint32_t values(const State& c, int stage, uint32_t parity) const {
         const int first = c.group * Traits::kGroupChunks;
 #pragma unroll
         for (int chunk = 0; chunk < Traits::kGroupChunks; ++chunk) context.storage.full_of(stage, first + chunk).wait(parity);
         return context.tiles.k(stage) + first * KTile::kChunkBytes;
     }
-    // Sixteen keys of a piece of the values `v`.
+    // The descriptor of sixteen keys of a piece of V at address `v`.
     __device__ __forceinline__ static uint64_t operand(uint32_t v, int piece, int step) {
         return KTile::mn_major_operand(v + piece * Traits::kPartChunks * KTile::kChunkBytes, step);
     }

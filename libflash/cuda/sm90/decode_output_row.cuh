@@ -7,10 +7,10 @@
 
 namespace libflash::cuda::sm90 {
 
-// Query rows of a tile beside long chunks, for which the workspace has room.
+// Query rows of a tile in calls whose long chunks the prefill kernel takes: the workspace has room for that many.
 constexpr int kDecodeRowsOfTile = 64;
 
-// The row of the workspace of a row of the work tile.
+// The workspace row of a row of the work tile.
 __device__ __forceinline__ int64_t partial_row_of(const DecodeParams& params, const RaggedWorkTile& rows, int row) {
     if (params.ragged.most_rows > 0)
         return short_partial_row(params, kDecodeRowsOfTile, rows.batch, rows.head_k, rows.first_row + row);
@@ -27,7 +27,7 @@ struct DecodeOutputRow {
         batch = rows.batch, row = rows.sequence.start + query;
         head = rows.head_k * params.group_size + packed - query * params.group_size;
     }
-    // Stores the LSE and returns the factor that the sink leaves for the result.
+    // Stores the LSE, with the sink. Returns the factor by which the sink reduces the result.
     template <class T>
     __device__ __forceinline__ float finish(const DecodeParams& params, float lse, bool writes) const {
         return finish_row(params, batch, row, head, lse, sink_of<T>(params, batch, head), writes);

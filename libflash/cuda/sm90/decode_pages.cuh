@@ -1,5 +1,5 @@
-// Where the producers of the sm_90a decode kernels find the keys of a work tile: of each unit of 16 keys its page, or entry, and
-// its row there. A whole warp reads the block table entries of several tiles at once.
+// Where the keys of a work tile are in the cache, for the producers of the sm_90a decode kernels: for each unit of 16 keys, its
+// page (or entry) and its row there. A whole warp reads the block table entries of several tiles at once.
 #pragma once
 
 #include "cuda/sm90/decode_work_tile.cuh"
@@ -14,19 +14,19 @@ struct DecodePages {
     const DecodeWorkTile& work_tile;
     const int box_rows;  // keys of a box: a power of two and a multiple of kUnit
 
-    // Of a unit: its page or entry, and the row there of the first key of its box. Instead of a page: hidden() or absent(), which
-    // are outside the tensor, so that TMA writes zeros.
+    // Of a unit: its page (or entry), and the row in it of the first key of the unit's box. `page` may also be hidden() or
+    // absent(), which are outside the tensor, so that TMA writes zeros.
     struct PageRow {
         int page, row;
     };
-    // Of all units of a tile, in every lane; absent_units: those whose page does not exist, a bit for each.
+    // The pages and rows of all units of a tile, in every lane; absent_units: a bit for each unit whose page does not exist.
     struct OfTile {
         int page[kUnits], row[kUnits];
         uint32_t absent_units;
     };
 
-    // Of the tiles from `tile` on, each lane reads the page and row of a unit. A page that nobody sees is not read: it may belong
-    // to others, and its entry may be stale.
+    // Each lane reads the page and row of one unit of the tiles from `tile` on. A page that no row sees is not read: it may
+    // belong to another sequence, and its block table entry may be stale.
     __device__ __forceinline__ PageRow read(const KeyLocations& locations, int tile) const {
         const int box_units = box_rows / kUnit,
                   box = work_tile.begin + (tile + lane() / kUnits) * kBlockN + (lane() % kUnits & -box_units) * kUnit;
@@ -46,7 +46,7 @@ struct DecodePages {
         }
         return found;
     }
-    // One thread. Loads the columns of `chunk` of a tile whose rows are 128 bytes.
+    // Called by one thread. Loads one chunk (128 bytes of each row) of a tile, from column `column` on.
     __device__ __forceinline__ void load_chunk(uint32_t to, const CUtensorMap& map, const MBarrier& full, int column,
                                                const OfTile& at) const {
         const int box_units = box_rows / kUnit;

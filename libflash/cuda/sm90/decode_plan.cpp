@@ -1,5 +1,6 @@
-// The plans of the sm_90a decode kernels. Both take rows of any lengths. That for values in the keys takes all rows of a call;
-// that for many rows leaves long chunks to the prefill kernel. And the launch of that for keys that sequences share.
+// The plans of the sm_90a decode kernels, and the launch of the kernel for shared keys. Both decode kernels support sequences of
+// any lengths. The kernel for values in the keys computes all rows of a call; the kernel for many rows leaves long chunks to the
+// prefill kernel.
 #include <algorithm>
 
 #include "cuda/host/decode_plan.h"
@@ -12,7 +13,7 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// What both plans have. `launches`: whether the decode kernel has rows of its own.
+// The part that both plans have. `launches`: whether there are rows for the decode kernel.
 DecodePlan make_plan(const Kernel& kernel, const DecodeSizes& sizes, const Instance& instance, const DecodePrefill& prefill,
                      bool launches) {
     const KernelConfig& config = kernel.config;
@@ -38,7 +39,8 @@ DecodePlan make_plan(const Kernel& kernel, const DecodeSizes& sizes, const Insta
     return plan;
 }
 
-// Beside long chunks sequences have few rows, and the workspace has room for tiles of 64.
+// If the prefill kernel takes the long chunks, the other sequences have few rows, and the workspace has room for tiles of 64
+// rows.
 int warpgroups_of(const DecodeProblem& problem, const KernelConfig& config, const DecodePrefill& prefill) {
     return !prefill.name && mean_rows(problem) * problem.group_size() > config.tile_q ? 2 : 1;
 }
@@ -64,8 +66,8 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     return make_plan(kernel, DecodeSizes(kernel.config, problem, device, 0), {0, "values in the keys"}, {}, true);
 }
 
-// A consumer warpgroup alone needs little more than half of the time of two that share a multiprocessor: so 64 rows where these
-// thread blocks still run all at once. Else 128, which read the keys half as often.
+// A thread block with one consumer warpgroup takes little more than half of the time of a thread block with two: so 64 rows if
+// all thread blocks then still run at once. Otherwise 128 rows, which read the keys half as often.
 void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device) {
     plan.prefix_kernel = {kernel.config.name, kernel.decode_prefix};
     KernelResources resources = kernel.resources(0, 0);

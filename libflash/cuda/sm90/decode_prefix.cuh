@@ -1,5 +1,5 @@
-// Decode for sm_90a: the keys that sequences of a group share, before the attention kernel of sm80 goes on from the sums. It has
-// the place of sm80/decode_prefix.cuh, with the same rows, keys and bits, and multiplies by wgmma.
+// Decode for sm_90a: the keys that sequences of a group share. The decode kernel of sm80 continues from the sums. This kernel
+// replaces sm80/decode_prefix.cuh, with the same rows, keys and bits, but uses wgmma.
 //
 // A thread block has 64 or 128 rows of whole sequences and one class of the keys of a split: a consumer warpgroup for each 64
 // rows (decode_prefix_consumer.cuh) and a producer (decode_prefix_producer.cuh).
@@ -34,8 +34,8 @@ struct DecodePrefixBlock {
     }
 
 private:
-    // Consecutive thread blocks take the classes of a key head; then follow heads, tiles and splits. So the keys of a split are
-    // read at about the same time. False: there is no such tile, or its rows see no shared key.
+    // Consecutive thread blocks have the classes of a key head; then follow heads, tiles and splits. So the keys of a split are
+    // read at about the same time. Returns false if there is no such tile, or if its rows see no shared key.
     __device__ __forceinline__ bool find_work_tile() const {
         const DecodeParams& params = context.params;
         const int classes = params.shared.classes, index = static_cast<int>(blockIdx.x), head_of_all = index / classes;
@@ -54,7 +54,7 @@ private:
         __syncthreads();
         return context.storage.work_tile.tiles > 0;
     }
-    // All lanes of a warp.
+    // Called by all lanes of a warp.
     __device__ __forceinline__ void describe(PrefixWorkTile work_tile) const {
 #pragma unroll 1
         for (int row = static_cast<int>(threadIdx.x); row < Traits::rows(); row += 32) {
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(DecodePrefixTraits<Kernel>::kMostThreads, 1)
 
 namespace libflash::cuda {
 
-// Of a thread block with the most rows.
+// The resources of a thread block with the most rows.
 template <class Kernel>
 constexpr KernelResources resources_of_decode_prefix(int, int) {
     using Traits = sm90::DecodePrefixTraits<Kernel>;

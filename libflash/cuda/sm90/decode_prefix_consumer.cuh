@@ -1,11 +1,11 @@
 // The consumer warpgroups of the sm_90a kernel for keys that sequences share: each has 64 rows, with P and O in registers. While
-// it turns the scores of a tile into P, the tensor cores compute the scores of the next tile; while it takes these scores, they
-// multiply P by V. A warp stalls where it issues a product while more than about four are still to be done: so the four even
-// steps of Q K^T, its four odd steps, and the four products with V are issued a third of a tile apart.
+// a warpgroup computes P from the scores of a tile, the tensor cores compute the scores of the next tile; while it scales and
+// masks these scores, the tensor cores compute P V. A warp stalls when it issues a product while more than about four are in
+// flight. So the four even steps of Q K^T, its four odd steps, and the four products with V are issued a third of a tile apart.
 //
-// Sums have the order of sm80/decode_prefix.cuh. Scores are sums over the even and over the odd steps of channels. Of the four
-// units of a tile each may raise kept maxima: then O is rescaled between their products (attend_units()). That is rare, so the
-// warps agree first whether no unit does; then one batch of products takes the tile.
+// Sums have the order of sm80/decode_prefix.cuh. Scores are sums over the even and over the odd steps of channels. Each of the
+// four units of a tile may raise kept maxima: then O is rescaled between their products (attend_units()). This is rare, so the
+// warps first vote; if no unit raises a kept maximum, one batch of products computes the whole tile.
 #pragma once
 
 #include "cuda/attention/combine_splits.cuh"
@@ -39,11 +39,11 @@ struct DecodePrefixConsumer {
     struct State {
         int group, lane, row;               // row: the first one of the thread
         typename Softmax::Scores s;         // of the tile
-        float even[kScores], odd[kScores];  // of the next one: the sums over even and over odd steps
+        float even[kScores], odd[kScores];  // of the next tile: the sums over even and over odd steps
         typename Softmax::Weights p;
         float o[kSums];
         uint32_t queries;             // shared address of Q of the warpgroup
-        PrefixWorkTile::Tiles plain;  // those whose keys all rows see
+        PrefixWorkTile::Tiles plain;  // the tiles whose keys all rows see
         bool raises;                  // some score of the tile raises a kept maximum
         Softmax softmax;
     };
@@ -109,9 +109,9 @@ private:
         named_barrier_wait(kAllConsumers, Traits::consumers());
     }
 
-    // From the scores of a tile to O, and to the scores of the next one. Products that are issued under a condition would be
-    // serialised by the compiler. So after the last tile scores are computed in vain; and where there is no tile yet, or
-    // attend_units() has added it to O, the values are zeros.
+    // Adds a tile to O, given its scores, and computes the scores of the next tile. The compiler would serialise products that
+    // are issued under a condition. So the scores are computed even after the last tile, and not used; and where there is no tile
+    // yet, or attend_units() has already added the tile to O, zeros take the place of V.
     __device__ __forceinline__ void attend_tile(State& c, Pipeline& k, Pipeline& v, int tile, bool has_next) const {
         const bool exists = tile >= 0, added = c.raises;
         const float sums[2] = {c.softmax.row_sum[0], c.softmax.row_sum[1]};
@@ -141,7 +141,7 @@ private:
         wgmma_commit();
     }
 
-    // Issues O += P V, or with values of 0.
+    // Issues O += P V, or with zeros in place of V.
     __device__ __forceinline__ void begin_values(State& c, const Pipeline& v, bool with_values) const {
         const uint32_t values = context.tiles.v(v.stage), none = context.tiles.no_values();
         wgmma_fence();
@@ -156,7 +156,7 @@ private:
         wgmma_fence_operand(c.o);
     }
 
-    // From dot products, which are complete, to scores in base-2 units, and to the decision whether they raise kept maxima.
+    // Turns complete dot products into scores in base-2 units, and decides whether they raise kept maxima.
     __device__ __forceinline__ void take_scores(State& c, Pipeline& k, int tile) const {
         wgmma_fence_operand(c.even);
         wgmma_fence_operand(c.odd);
@@ -181,14 +181,14 @@ private:
             });
         };
         if (!(context.params.softcap > 0.0f)) return take(kScores);
-        // One unit after the other, because the code is long.
+        // A loop over units, because the code is long.
 #pragma unroll 1
         for (int unit = 0; unit < kUnits; ++unit) {
             take(Softmax::kOfUnit);
             rotate(s);
         }
     }
-    // The next unit becomes the first one.
+    // Rotates the scores, so that the next unit becomes the first one.
     __device__ __forceinline__ static void rotate(typename Softmax::Scores& s) {
 #pragma unroll
         for (int i = 0; i < Softmax::kOfUnit; ++i) {
@@ -211,7 +211,7 @@ private:
         }
     }
 
-    // One unit after the other, as each may raise kept maxima.
+    // Adds the tile to O unit by unit, because each unit may raise kept maxima.
     __device__ __forceinline__ void attend_units(State& c, const Pipeline& v) const {
         v.wait_full();
         const uint32_t values = uniform(context.tiles.v(v.stage));

@@ -12,7 +12,7 @@ struct DecodePrefixCopies {
     using T = typename Traits::T;
     using VTile = typename Traits::VTile;
     using Pipeline = PipelineState<Traits::kStages>;
-    static constexpr int kLag = Traits::kStages / 2;  // tiles under way while a warp waits for the one before them
+    static constexpr int kLag = Traits::kStages / 2;  // tiles in flight while a warp waits for the tile before them
     // The lanes copy 16 bytes each, of kRowsAtOnce rows.
     static constexpr int kVectors = Traits::kHeadDim / 8, kRowsAtOnce = 32 / kVectors;
 
@@ -20,7 +20,7 @@ struct DecodePrefixCopies {
 
     struct State {
         int unit, lane;
-        PrefixPlace own, next;  // of the unit in the 32 tiles of which it copies one, and in those after them
+        PrefixPlace own, next;  // of the unit in the current 32 tiles (one per lane), and in the next 32 tiles
         Pipeline copied, arrived;
     };
 
@@ -29,7 +29,7 @@ struct DecodePrefixCopies {
         const Pipeline v(context.storage.v);
         return {unit, lane, {}, read(locations, unit, lane), v, v};
     }
-    // Begins to copy a tile, and waits for the one kLag before it.
+    // Begins to copy a tile, and waits for the tile kLag before it.
     __device__ __forceinline__ void step(State& c, const KeyLocations& locations, int tile) const {
         if (tile % 32 == 0) c.own = c.next, c.next = read(locations, c.unit, tile + 32 + c.lane);
         const PrefixPlace place = c.own.of_lane(tile % 32);
@@ -39,7 +39,7 @@ struct DecodePrefixCopies {
         cp_async_commit();
         if (tile >= kLag) wait_and_announce<kLag>(c, 1);
     }
-    // Waits for the last ones of `tiles`.
+    // Waits for the last of `tiles` tiles.
     __device__ __forceinline__ void finish(State& c, int tiles) const { wait_and_announce<0>(c, min(tiles, kLag)); }
 
 private:

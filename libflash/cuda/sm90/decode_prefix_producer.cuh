@@ -1,7 +1,7 @@
 // The producer of the sm_90a kernel for keys that sequences share: a warp for each 64 channels loads K from the cache by TMA, and
 // each of the four warps copies a unit of V (decode_prefix_copies.cuh). A TMA load of the 16 rows of a unit takes about 126
-// cycles from two warps and 178 from one, also as a part of a larger load: all of V and K would take twice the time of the
-// consumers. A stage of K is free again after the scores, one of V after the products with P.
+// cycles if two warps issue loads and 178 if one does, also as a part of a larger load: TMA loads of all of V and K would take
+// twice the time of the consumers. A stage of K is released after the scores, a stage of V after the products with P.
 #pragma once
 
 #include "cuda/sm90/decode_prefix_copies.cuh"
@@ -20,7 +20,7 @@ struct DecodePrefixProducer {
     const DecodePrefixContext<Traits>& context;
 
     struct Keys {
-        PrefixPlace own, next;  // of all units of kTilesAtOnce tiles, and of those after them
+        PrefixPlace own, next;  // of all units of the current kTilesAtOnce tiles, and of the next ones
         PipelineState<Traits::kStages> k;
     };
 
@@ -63,7 +63,7 @@ private:
         __syncwarp();
         keys.k.advance();
     }
-    // Of the tiles from `tile` on, each lane reads the place of a unit.
+    // Each lane reads the place of one unit of the tiles from `tile` on.
     __device__ __forceinline__ PrefixPlace read(const KeyLocations& locations, int tile) const {
         const int lane = static_cast<int>(threadIdx.x % 32);
         const PrefixWorkTile& work_tile = context.storage.work_tile;

@@ -1,5 +1,5 @@
-// The softmax of a consumer thread of the sm_90a kernel for keys that sequences share, for its two rows. Each step is that of
-// sm80/decode_prefix.cuh, in the same order: the sums have the same bits.
+// The softmax of a consumer thread of the sm_90a kernel for keys that sequences share, for its two rows. The steps and their
+// order are those of sm80/decode_prefix.cuh, so the sums have the same bits.
 #pragma once
 
 #include "cuda/attention/online_softmax.cuh"
@@ -19,12 +19,12 @@ struct DecodePrefixSoftmax {
     float kept_maximum[2], row_sum[2];
     uint64_t voters[2];
 
-    // `row`: of the thread's first one in its slab; exists[r]: whether there is such a row.
+    // `row`: the thread's first row in its slab; exists[r]: whether row r exists.
     __device__ __forceinline__ void begin(const DecodeParams& params, int row, const bool (&exists)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             voters[r] = voters_of_row(params, row + 8 * r);
-            // The scores of rows that do not exist are at most 0 and never raise it.
+            // The scores of rows that do not exist are at most 0 and never raise a kept maximum of 0.
             kept_maximum[r] = exists[r] ? kNoScore : 0.0f;
             row_sum[r] = 0.0f;
         }
@@ -38,7 +38,7 @@ struct DecodePrefixSoftmax {
         return is_high(largest[0], 0) || is_high(largest[1], 1);
     }
 
-    // Raises kept maxima by the first unit of `s`. Returns whether there is a factor for accumulators.
+    // Raises kept maxima by the first unit of `s`. Returns whether the accumulators must be multiplied by `factor`.
     __device__ __forceinline__ bool raise(const Scores& s, float (&factor)[2]) {
         float largest[2] = {s[0], s[2]};
 #pragma unroll
@@ -57,7 +57,7 @@ struct DecodePrefixSoftmax {
         return true;
     }
 
-    // P of units [kFirst, kEnd).
+    // Computes P of units [kFirst, kEnd).
     template <int kFirst, int kEnd>
     __device__ __forceinline__ void exponentiate(const Scores& s, Weights& p) {
 #pragma unroll

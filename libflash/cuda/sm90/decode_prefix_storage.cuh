@@ -1,5 +1,5 @@
 // The shared memory of the sm_90a kernel for keys that sequences share: first Q, the stages of K and V, and zeros, then barriers,
-// the work tile, and what is known of its rows.
+// the work tile, and the data of its rows.
 #pragma once
 
 #include "cuda/attention/shared_prefix.cuh"
@@ -27,24 +27,24 @@ struct DecodePrefixTiles {
     __device__ __forceinline__ uint32_t no_values() const { return v(Traits::kStages); }
 };
 
-// A tile of keys has kUnits units of the class, of which every `classes`-th unit of all keys is one.
+// A key tile has kUnits units of one class. Every `classes`-th unit of all keys belongs to the class.
 struct PrefixWorkTile {
     int32_t head_k, split, classes, of_class;
-    int32_t sequence;          // whose keys they are
+    int32_t sequence;          // of the group: the sequence whose block table gives the keys
     int32_t shared_keys;       // of the group, in all splits
     int32_t first, last;       // keys that some row sees: [first, last)
-    int32_t plain, plain_end;  // all rows see these keys of them
+    int32_t plain, plain_end;  // the keys of these that all rows see
     int32_t begin, tiles;      // first key of the first tile, of all classes; number of tiles
 
     struct Tiles {
         int first, end;
     };
-    // Those whose keys all rows see.
+    // The tiles whose keys all rows see.
     __device__ __forceinline__ Tiles plain_tiles(int tile_keys) const {
         const int keys = tile_keys * classes, low = key_of(0, tile_keys, 0), high = key_of(0, tile_keys, tile_keys - 1);
         return {plain <= low ? 0 : (plain - low - 1) / keys + 1, plain_end <= high ? 0 : (plain_end - high - 1) / keys + 1};
     }
-    // Key number `key` of the class in a tile.
+    // The number in the sequence of key `key` of a tile.
     __device__ __forceinline__ int key_of(int tile, int tile_keys, int key) const {
         const int unit = key / kDecodeSlab, in_unit = key % kDecodeSlab;
         return begin + (tile * tile_keys + unit * kDecodeSlab) * classes + of_class * kDecodeSlab + in_unit;
@@ -66,7 +66,7 @@ struct DecodePrefixStorage {
     }
 };
 
-// What all parts of the kernel work with.
+// The context that all parts of the kernel use.
 template <class Traits>
 using DecodePrefixContext =
     KernelContext<DecodeParams, DecodePrefixTensorMaps, DecodePrefixStorage<Traits>, DecodePrefixTiles<Traits>>;

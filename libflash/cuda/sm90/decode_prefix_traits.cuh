@@ -15,18 +15,18 @@ struct DecodePrefixTraits {
     using T = ElementOf<config.dtype>;
     static constexpr int kHeadDim = config.head_dim, kStages = config.stages;
     static constexpr int kMostRows = config.tile_q, kBlockN = config.tile_k;
-    static constexpr int kUnit = kDecodeSlab, kUnits = kBlockN / kUnit;  // of keys: those of a class that are consecutive
+    static constexpr int kUnit = kDecodeSlab, kUnits = kBlockN / kUnit;  // kUnit: consecutive keys of a class
     static constexpr int kGroupRows = kPrefixGroupRows, kMostGroups = kMostRows / kGroupRows;
     static_assert(kMostRows % kGroupRows == 0 && kBlockN == 64 && config.head_dim_v == kHeadDim);
     static constexpr int kProducerWarps = 4;
     static constexpr int kMostThreads = decode_prefix_threads(kMostRows);
-    static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of the 168 for each thread
+    static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of 168 on average
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;                        // of a consumer warpgroup
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
     using VTile = KTile;
     static constexpr int kTileBytes = kMostGroups * QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
 
-    // The consumer warpgroups of a thread block, which share the keys, their threads, and their rows. The plan chooses them.
+    // The consumers of a thread block: their threads, warpgroups (which share the keys) and rows. The plan chooses how many.
     __device__ static __forceinline__ int consumers() { return static_cast<int>(blockDim.x) - 128; }
     __device__ static __forceinline__ int rows() { return consumers() / 128 * kGroupRows; }
 };

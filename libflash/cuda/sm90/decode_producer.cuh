@@ -32,7 +32,7 @@ struct DecodeProducer {
     }
 
 private:
-    // One thread. `absent` is written when its reader has released the values of the tile before.
+    // Called by one thread. `absent` may be written after its reader has released the values of the previous tile.
     __device__ __forceinline__ void load(const Pages& pages, int tile, const typename Pages::OfTile& at) const {
         const int stage = tile % Traits::kStages, group = stage;
         const uint32_t parity = static_cast<uint32_t>(tile / Traits::kStages) & 1;

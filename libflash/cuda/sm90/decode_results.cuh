@@ -1,4 +1,4 @@
-// The end of a thread block of the sm_90a decode kernel: stores the result of the split or, without splits, of the rows
+// The epilogue of the sm_90a decode kernel: stores the result of the split or, without splits, of the rows
 // (attention/combine_splits.cuh).
 #pragma once
 
@@ -50,7 +50,7 @@ private:
             *reinterpret_cast<float2*>(to + n * 8) = make_float2(pair[0] * factor, pair[1] * factor);
         }
     }
-    // Sixteen bytes at a time: the lanes of a quad exchange their pairs. `to`: nullptr if the row does not exist.
+    // Stores sixteen bytes at a time: the four lanes of a row exchange their pairs. `to`: nullptr if the row does not exist.
     __device__ __forceinline__ void store_rounded(T* to, const Sums& o, int r, float factor) const {
 #pragma unroll
         for (int n = 0; n < kPieces * kBlocks; n += 4) {

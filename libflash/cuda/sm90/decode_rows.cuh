@@ -1,5 +1,5 @@
 // Decode for sm_90a where many query rows share a key head, up to 128 channels: nodes of trees, several new rows, large groups of
-// heads. Rows are appended and splits combined by the kernels of sm80.
+// heads. The sm80 kernels append rows and combine splits.
 //
 // A thread block has 64 or 128 rows of one sequence, packed from query rows and the heads that share a key head, and one range of
 // keys: a consumer warpgroup for each 64 rows (decode_rows_consumer.cuh) and a producer warp (decode_rows_producer.cuh).
@@ -45,8 +45,9 @@ struct DecodeRowsBlock {
     }
 
 private:
-    // Heads vary fastest, then splits, then tiles: thread blocks without a tile, of which there may be many, come last. Those of
-    // one sequence and head still run at about the same time, and find the keys in the L2 cache. False: there is no such tile.
+    // Heads vary fastest, then splits, then tiles: thread blocks without a tile, of which there may be many, come last. Thread
+    // blocks of one sequence and head still run at about the same time, and find the keys in the L2 cache. Returns false if there
+    // is no such tile.
     __device__ __forceinline__ bool find_work_tile() const {
         const DecodeParams& params = context.params;
         const int index = static_cast<int>(blockIdx.x), range = divide(index, params.by_heads),
@@ -59,7 +60,7 @@ private:
         __syncthreads();
         return true;
     }
-    // One thread for each row.
+    // Called by one thread for each row.
     __device__ __forceinline__ void describe(const RaggedTile& tile, int head, int split) const {
         const DecodeParams& params = context.params;
         const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);
@@ -116,7 +117,7 @@ int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaS
     return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params, maps);
 }
 
-// Of all instances.
+// The resources of each instance.
 template <class Kernel>
 int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     if (plan.attention.blocks == 0) return cudaSuccess;

@@ -1,6 +1,6 @@
 // A consumer warpgroup of the sm_90a decode kernel for many rows. It has 64 rows of the work tile, with Q, P and O in registers,
-// and goes through all tiles of keys: S = Q K^T, the softmax, O += P V. One after the other: the memory limits the kernel, and
-// another warpgroup of the multiprocessor multiplies meanwhile.
+// and computes S = Q K^T, the softmax and O += P V for each key tile. These steps do not overlap: memory limits the kernel, and
+// another warpgroup of the multiprocessor multiplies at the same time.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"
@@ -23,7 +23,7 @@ struct DecodeRowsConsumer {
     const DecodeRowsContext<Traits>& context;
 
     struct State {
-        int group, warp, lane, row;  // warp: of the warpgroup; row: the first one of the thread, of the work tile
+        int group, warp, lane, row;  // warp: of the warpgroup; row: the thread's first row in the work tile
         uint32_t q[kSteps][4];
         typename Softmax::Scores s;
         typename Softmax::Fragments p;
@@ -31,7 +31,7 @@ struct DecodeRowsConsumer {
         Softmax softmax;
     };
 
-    // `warp`: of all consumers.
+    // `warp`: the number of the warp among all consumers.
     __device__ __forceinline__ void run(int warp) const {
         State c;
         c.group = Traits::kGroups > 1 ? warp / 4 : 0, c.warp = warp % 4, c.lane = static_cast<int>(threadIdx.x & 31);
@@ -96,7 +96,7 @@ private:
         return absent;
     }
 
-    // s becomes P, and p P in 16 bits.
+    // Computes P in c.s, and P in 16 bits in c.p.
     __device__ __forceinline__ void compute_probabilities(State& c, int tile, uint32_t absent) const {
         const DecodeRowsScores<Traits> scores{context, c.row, c.lane % 4 * 2};
         const int first_key = work_tile().begin + tile * kBlockN;
@@ -110,8 +110,8 @@ private:
         Softmax::round(c.s, c.p);
     }
 
-    // Values of keys outside the split may be NaN or infinity, and products multiply these by 0. Each warpgroup zeroes all of
-    // them, so that none waits for another.
+    // Zeroes values of keys outside the split, because they may be NaN or infinity and products multiply them by 0. Each
+    // warpgroup zeroes all of them, so that none waits for another.
     __device__ __forceinline__ void zero_values(const State& c, int tile, int stage) const {
         const int first_key = work_tile().begin + tile * kBlockN;
         const int before = work_tile().first - first_key, count = work_tile().last - first_key;

@@ -7,18 +7,19 @@
 
 namespace libflash::cuda::sm90 {
 
-// The query rows of a key head, those of all its heads together, from which on this kernel is preferred. With fewer the sm80
-// kernel takes one tile of 16 rows, as it does for a single one.
+// From this number of query rows per key head on (rows times query heads), this kernel is preferred. With fewer rows the sm80
+// kernel has one tile of 16 rows, which takes no longer than a single row.
 constexpr int64_t kFewestDecodeRows = 17;
 
-// Of kernels.table: that for values in the keys, else this one.
+// Whether a kernel of kernels.table is the kernel for values in the keys; otherwise it is the kernel for many rows.
 constexpr bool has_values_in_keys(const KernelConfig& config) { return config.head_dim != config.head_dim_v; }
 
-// An instance is numbered by its consumer warpgroups of 64 rows. Two share the keys, which are read from L2 half as often.
+// The number of an instance is its number of consumer warpgroups of 64 rows. Two warpgroups share the keys, which are then read
+// from L2 half as often.
 constexpr Instance kDecodeOf64Rows{1, "64 rows"}, kDecodeOf128Rows{2, "128 rows"};
 
 // Two thread blocks with one warpgroup run at once on a multiprocessor: while one of them begins or ends, the other one loads.
-// One thread block with two warpgroups has as many stages as they have together.
+// One thread block with two warpgroups has as many stages as two thread blocks together.
 constexpr int decode_rows_blocks_at_once(int warpgroups) { return warpgroups == 1 ? 2 : 1; }
 constexpr int decode_rows_stages(const KernelConfig& config, int warpgroups) { return config.stages * warpgroups; }
 

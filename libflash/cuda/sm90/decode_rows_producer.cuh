@@ -1,5 +1,5 @@
 // The producer warp of the sm_90a decode kernel for many rows: loads tiles of K and V from the cache by TMA (decode_pages.cuh). A
-// stage of K is free again after the scores, one of V after the products with P.
+// stage of K is released after the scores, a stage of V after the products with P.
 #pragma once
 
 #include "cuda/sm90/decode_pages.cuh"

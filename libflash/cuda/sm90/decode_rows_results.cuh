@@ -1,5 +1,5 @@
-// The end of a thread block of the sm_90a decode kernel for many rows: stores the result of the split or, without splits, of the
-// rows (decode_output_row.cuh).
+// The epilogue of the sm_90a decode kernel for many rows: stores the result of the split or, without splits, of the rows
+// (decode_output_row.cuh).
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -48,7 +48,7 @@ private:
             *reinterpret_cast<float2*>(to + n * 8 + lane % 4 * 2) =
                 make_float2(o[4 * n + 2 * r] * factor, o[4 * n + 2 * r + 1] * factor);
     }
-    // Sixteen bytes at a time: the lanes of a quad exchange their pairs. `to`: nullptr if the row does not exist.
+    // Stores sixteen bytes at a time: the four lanes of a row exchange their pairs. `to`: nullptr if the row does not exist.
     __device__ __forceinline__ void store_rounded(T* to, const Sums& o, int r, float factor) const {
 #pragma unroll
         for (int n = 0; n < kBlocks; n += 4) {

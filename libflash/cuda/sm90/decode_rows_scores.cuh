@@ -1,5 +1,4 @@
-// From dot products to scores in the sm_90a decode kernel for many rows: softcap, ALiBi, and the keys that rows do not see, among
-// them those of trees.
+// Turns dot products into scores in the sm_90a decode kernel for many rows: softcap, ALiBi, and the masks, including tree masks.
 #pragma once
 
 #include "cuda/attention/edge_mask.cuh"
@@ -17,7 +16,7 @@ struct DecodeRowsScores {
     const DecodeRowsContext<Traits>& context;
     const int row, column;  // the thread's first row of the work tile, and its first key of a tile
 
-    // Returns the factor to base-2 units that is left for the softmax.
+    // Returns the factor by which the softmax must multiply the scores to get base-2 units.
     __device__ __forceinline__ float apply_options(Scores& s, int first_key) const {
         const DecodeParams& params = context.params;
         if (!(params.softcap > 0.0f) && !params.alibi_slopes.data) return params.scale_log2;
@@ -34,7 +33,7 @@ struct DecodeRowsScores {
         });
         if (context.params.ragged.tree.data) hide_gaps(s, first_key);
     }
-    // Units of 16 keys: a bit for each that does not exist.
+    // Hides absent keys; `absent`: a bit for each unit of 16 keys that does not exist.
     __device__ __forceinline__ static void hide_absent(Scores& s, uint32_t absent) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
@@ -49,7 +48,7 @@ private:
             for_scores([&](float& score, int col) { subtract_alibi(score, slope, position, col); });
         });
     }
-    // Of its range a node of a tree sees the keys of its bits.
+    // Hides the gaps of trees: of its key range, a row sees only the keys whose bits are set.
     __device__ __forceinline__ void hide_gaps(Scores& s, int first_key) const {
         const DecodeWorkTile& work_tile = context.storage.work_tile;
         const TreeBits bits = TreeBits::of(context.params.ragged.tree, work_tile.rows.batch);
@@ -62,7 +61,7 @@ private:
             });
         });
     }
-    // Bit n: the row sees number `first` + n of the last keys; those before the last ones are seen.
+    // Bit n: whether the row sees key `first` + n of the last keys. Keys before the last keys (negative numbers) are seen.
     __device__ __forceinline__ uint64_t bits_of_tile(const TreeBits& bits, int query, int first) const {
         const TreeParams& tree = context.params.ragged.tree;
         const auto word = [&](int n) -> uint64_t {
@@ -73,7 +72,7 @@ private:
         const uint64_t low = word(from + 1) << 32 | word(from), high = word(from + 2) << 32 | word(from + 1);
         return high >> by << 32 | (low >> by & 0xffffffffu);
     }
-    // The query row of a row of the work tile; of one that does not exist, that of the last one.
+    // The query row of a row of the work tile. For a row that does not exist: the last query row.
     __device__ __forceinline__ int query_row(int r) const {
         const RaggedWorkTile& rows = context.storage.work_tile.rows;
         return divide(rows.first_row + min(row + 8 * r, rows.rows - 1), context.params.by_group);

@@ -1,5 +1,5 @@
-// The shared memory of the sm_90a decode kernel for many rows: first the stages of K and V, then barriers, the work tile, and
-// what is known of its rows.
+// The shared memory of the sm_90a decode kernel for many rows: first the stages of K and V, then barriers, the work tile, and the
+// data of its rows.
 #pragma once
 
 #include "cuda/sm90/decode_rows_traits.cuh"
@@ -42,7 +42,7 @@ struct DecodeRowsStorage {
     }
 };
 
-// What all parts of the kernel work with.
+// The context that all parts of the kernel use.
 template <class Traits>
 using DecodeRowsContext = KernelContext<DecodeParams, DecodeRowsTensorMaps, DecodeRowsStorage<Traits>, DecodeRowsTiles<Traits>>;
 

@@ -7,7 +7,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// kWarpgroups: of consumers, each with 64 query rows of a thread block. They share the keys.
+// kWarpgroups: the number of consumer warpgroups. Each has 64 query rows; they share the keys.
 template <class Kernel, int kWarpgroups>
 struct DecodeRowsTraits {
     static constexpr KernelConfig config = Kernel::config;
@@ -16,7 +16,7 @@ struct DecodeRowsTraits {
     static constexpr int kGroups = kWarpgroups, kGroupRows = 64;
     static constexpr int kBlockM = kGroups * kGroupRows, kBlockN = config.tile_k;
     static_assert(config.tile_q == kGroupRows && kBlockN == 64, "rows of a product; bits of a tree");
-    // The producer is one warp, after the consumers. There are registers for all without setmaxnreg.
+    // The producer is one warp, after the consumers. There are enough registers for all warps without setmaxnreg.
     static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 32;
     static constexpr int kStages = decode_rows_stages(config, kGroups), kBlocksAtOnce = decode_rows_blocks_at_once(kGroups);
     using KTile = SwizzledTile<kBlockN, kHeadDim>;

@@ -1,5 +1,5 @@
-// The shared memory of the sm_90a decode kernel: first the tiles, then barriers, the work tile, and what the warpgroups tell each
-// other.
+// The shared memory of the sm_90a decode kernel: first the tiles, then barriers, the work tile, and the data that the warpgroups
+// exchange.
 #pragma once
 
 #include "cuda/sm90/consumer_exchanges.cuh"
@@ -48,7 +48,7 @@ struct DecodeSharedStorage {
     __device__ __forceinline__ MBarrier empty_of(int stage, int part) const { return {shared_address(&empty[stage][part])}; }
 };
 
-// What all parts of the kernel work with.
+// The context that all parts of the kernel use.
 template <class Traits>
 using DecodeContext = KernelContext<DecodeParams, DecodeTensorMaps, DecodeSharedStorage<Traits>, DecodeSharedTiles<Traits>>;
 

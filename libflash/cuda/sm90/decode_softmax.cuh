@@ -25,7 +25,7 @@ struct DecodeSoftmax {
         for (int r = 0; r < 2; ++r) kept_maximum[r] = kNoScore, sum[r] = 0.0f;
     }
 
-    // From dot products to P. Returns whether a kept maximum was raised.
+    // Turns dot products into P. Returns whether a kept maximum was raised.
     __device__ __forceinline__ bool exponentiate(Scores& s, float scale_log2) {
         const bool raised = raise_maxima(s, scale_log2);
 #pragma unroll
@@ -43,8 +43,8 @@ struct DecodeSoftmax {
             for (int i = 0; i < 4; ++i) p[step][i] = pack_pair(s[8 * step + 2 * i], s[8 * step + 2 * i + 1], T());
     }
 
-    // Keeps the compiler from moving the exponentials behind a following wait for matrix products: their sums decide a branch,
-    // which is never taken.
+    // Keeps the compiler from moving the exponentials past a later wait for matrix products: the row sums decide a branch that is
+    // never taken.
     __device__ __forceinline__ void finish_before_wait() const {
         if (__any_sync(0xffffffffu, sum[0] + sum[1] < 0.0f)) nanosleep(1);
     }

@@ -19,21 +19,21 @@ struct DecodeTraits {
     static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 128;
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     using QTile = SwizzledTile<kBlockM, kHeadDim>;
-    using KTile = SwizzledTile<kBlockN, kHeadDim>;  // its first kHeadDimV columns are the values
+    using KTile = SwizzledTile<kBlockN, kHeadDim>;  // its first kHeadDimV columns are V
     using PTile = SwizzledTile<kBlockM, kBlockN>;
     static constexpr int kStages = config.stages;
     static_assert(kStages == 2, "each warpgroup has one for the tiles whose scores it computes");
 
-    // A key tile is released in parts, so that the loads of the next one begin early: the values of each warpgroup in two, then
-    // the columns that only the scores need.
+    // A key tile is released in parts, so that the loads of the next tile begin early: the columns of V of each warpgroup in two
+    // parts, and the columns that only the scores need.
     static constexpr int kPieces = 2, kPiece = kHalf / kPieces;  // channels of a part
     static constexpr int kChunks = KTile::kChunks, kPartChunks = kPiece / KTile::kChunkCols;
     static constexpr int kValueParts = kGroups * kPieces, kParts = kValueParts + 1;
     static_assert(kPartChunks * KTile::kChunkCols == kPiece && kChunks > kValueParts * kPartChunks);
     static constexpr int kTileBytes = QTile::kBytes + kStages * KTile::kBytes + PTile::kBytes;
 
-    // The n-th chunk of a tile in the order in which it is loaded and multiplied: first the columns that only the scores need,
-    // because they are free first, then the values of the warpgroup that computes the scores, then those of the other one.
+    // The n-th chunk of a tile to be loaded and multiplied: first the columns that only the scores need, because they are
+    // released first, then the columns of V of the warpgroup that computes the scores, then those of the other warpgroup.
     static constexpr int kGroupChunks = kPieces * kPartChunks, kScoreChunks = kChunks - kGroups * kGroupChunks;
     __device__ static __forceinline__ int chunk_in_order(int n, int group) {
         if (n < kScoreChunks) return kGroups * kGroupChunks + n;

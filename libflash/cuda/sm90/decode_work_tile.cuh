@@ -10,16 +10,16 @@ namespace libflash::cuda::sm90 {
 struct DecodeWorkTile {
     RaggedWorkTile rows;
     int32_t first, last;       // keys of the split: [first, last)
-    int32_t plain, plain_end;  // all rows see these keys of them
+    int32_t plain, plain_end;  // the keys of these that all rows see
     int32_t begin, tiles;      // first key of the first tile; number of tiles
 
-    // Whether some row does not see some key of the tile.
+    // Whether the tile has a key that some row does not see.
     __device__ __forceinline__ bool is_edge(int first_key, int keys) const {
         return first_key < plain || first_key + keys > plain_end;
     }
 };
 
-// The tile of keys [keys.first, keys.last) that the query rows of `rows` see, in tiles of `tile_k` keys.
+// The work tile of the query rows of `rows` and the keys [keys.first, keys.last), in tiles of `tile_k` keys.
 __device__ __forceinline__ DecodeWorkTile make_decode_work_tile(const RaggedWorkTile& rows, const RaggedKeys& keys, int tile_k) {
     const int begin = keys.first / tile_k * tile_k;
     const int tiles = keys.first < keys.last ? (keys.last - begin + tile_k - 1) / tile_k : 0;

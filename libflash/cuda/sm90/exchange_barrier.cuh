@@ -1,5 +1,5 @@
-// A named barrier before which some warpgroups write to shared memory what others read after it. racecheck does not know the
-// order that a named barrier of a part of a thread block gives, so in a build for it an mbarrier takes its place.
+// A named barrier: warpgroups write to shared memory before it, others read after it. racecheck does not understand named
+// barriers of a part of a thread block, so in a build for racecheck an mbarrier replaces the named barrier.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
@@ -8,10 +8,10 @@
 namespace libflash::cuda::sm90 {
 
 struct ExchangeBarrier {
-    int number, threads;  // of the named barrier: the threads that arrive, and those that only wait
+    int number, threads;  // of the named barrier; `threads` counts those that arrive and those that only wait
     MBarrier substitute;  // of the threads that arrive
 
-    // Those that write and do not wait.
+    // For threads that write and do not wait.
     __device__ __forceinline__ void arrive() const {
         if constexpr (kAllLanesArrive) {
             substitute.arrive();
@@ -19,7 +19,7 @@ struct ExchangeBarrier {
             named_barrier_arrive(number, threads);
         }
     }
-    // Those that only read. `turn`: how often the barrier was used before; its parity counts.
+    // For threads that only read. `turn`: how often the barrier was used before; only its parity matters.
     __device__ __forceinline__ void wait(int turn) const {
         if constexpr (kAllLanesArrive) {
             substitute.wait(static_cast<uint32_t>(turn) & 1);
@@ -27,7 +27,7 @@ struct ExchangeBarrier {
             named_barrier_wait(number, threads);
         }
     }
-    // Those that do both.
+    // For threads that write and read.
     __device__ __forceinline__ void arrive_and_wait(int turn) const {
         if constexpr (kAllLanesArrive) substitute.arrive();
         wait(turn);

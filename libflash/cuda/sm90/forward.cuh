@@ -49,7 +49,7 @@ int launch_instance(const ForwardPlan& plan, const typename ForwardTraits<Kernel
                             params, maps);
 }
 
-// Calls do_with with the instance as an integral_constant.
+// Calls do_with(instance as an integral_constant).
 template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
     switch (static_cast<ForwardInstance>(instance)) {
@@ -60,11 +60,11 @@ auto with_instance(int instance, const DoWith& do_with) {
                 return do_with(std::integral_constant<ForwardInstance, ForwardInstance::dynamic>());
             break;
         case ForwardInstance::plain: break;
-        case ForwardInstance::cache: break;       // of another operation: prefill.cuh
-        case ForwardInstance::invariant: break;   // the same
-        case ForwardInstance::statistics: break;  // of other kernels: forward_statistics.cuh
-        case ForwardInstance::maxima: break;      // the same
-        case ForwardInstance::entropy: break;     // the same
+        case ForwardInstance::cache: break;       // only in the prefill kernels: prefill.cuh
+        case ForwardInstance::invariant: break;   // likewise
+        case ForwardInstance::statistics: break;  // only in the statistics kernels: forward_statistics.cuh
+        case ForwardInstance::maxima: break;      // likewise
+        case ForwardInstance::entropy: break;     // likewise
     }
     return do_with(std::integral_constant<ForwardInstance, ForwardInstance::plain>());
 }

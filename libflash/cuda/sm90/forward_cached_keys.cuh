@@ -1,6 +1,6 @@
-// Loads key tiles from a cache: by boxes of rows that lie in one page, all of whose keys have the same block table entry. A
-// whole warp calls it; one lane issues the loads. Block table entries of several tiles are read at once, one lane for every 16
-// keys, because the warp waits for them.
+// Loads key tiles from a cache. The rows of a TMA box lie in one page, so they have the same block table entry. A whole warp
+// calls these functions; one lane issues the loads. The warp reads the block table entries of several tiles at once, one lane for
+// every 16 keys, because it must wait for them.
 #pragma once
 
 #include "cuda/sm90/forward_context.cuh"
@@ -17,14 +17,14 @@ struct ForwardCachedKeys {
 
     const ForwardContext<Traits>& context;
 
-    // Of a unit: its page or entry, and the row there of the first key of its box. Instead of a page: hidden() or absent(),
-    // which are outside the tensor, so that TMA writes zeros.
+    // Of a unit: its page (or cache entry), and the row in it of the first key of the unit's box. `page` may also be hidden() or
+    // absent(), which are outside the tensor, so that TMA writes zeros.
     struct PageRow {
         int page, row;
     };
 
-    // Of the tiles from `tile` down to tile - kTilesAtOnce + 1, each lane reads the page and row of a unit. A page that nobody
-    // sees is not read: it may belong to others, and its entry may be stale.
+    // Each lane reads the page and row of one unit of the tiles from `tile` down to tile - kTilesAtOnce + 1. A page that no row
+    // sees is not read: it may belong to another sequence, and its block table entry may be stale.
     __device__ __forceinline__ PageRow read_pages(const WorkTile& work_tile, int tile) const {
         const int back = lane() / kUnits, box_units = context.maps.box_rows / kUnit,  // a power of two
             box = (tile - back) * kBlockN + (lane() % kUnits & -box_units) * kUnit;
@@ -34,17 +34,17 @@ struct ForwardCachedKeys {
         const KeyLocation at = locations.of(box);
         return {static_cast<uint32_t>(at.page) < static_cast<uint32_t>(hidden()) ? at.page : absent(), at.row};
     }
-    // Those of the tile `back` tiles before the first of `pages`, in the first lanes.
+    // The pages and rows of the tile that is `back` tiles before the first tile of `pages`, in the first kUnits lanes.
     __device__ __forceinline__ PageRow of_tile(const PageRow& pages, int back) const {
         const int from = back * kUnits + lane() % kUnits;
         return {__shfl_sync(0xffffffffu, pages.page, from), __shfl_sync(0xffffffffu, pages.row, from)};
     }
-    // The units of a tile that somebody sees, but whose page does not exist: a bit for each. Their keys are absent.
+    // A bit for each unit of a tile that some row sees but whose page does not exist. The keys of these units are absent.
     __device__ __forceinline__ uint32_t absent_units(const PageRow& at) const {
         return __ballot_sync(0xffffffffu, lane() < kUnits && at.page == absent());
     }
 
-    // `Tile`: KTile or VTile; `at`: of_tile(). After the barrier was told to expect the bytes of the tile.
+    // `Tile`: KTile or VTile; `at`: from of_tile(). The barrier must already expect the bytes of the tile.
     template <class Tile>
     __device__ __forceinline__ void load(bool leader, uint32_t to, const CUtensorMap& map, const MBarrier& barrier, int kv_head,
                                          const PageRow& at) const {

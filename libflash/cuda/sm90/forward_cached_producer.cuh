@@ -1,5 +1,5 @@
-// The producers of the sm_90a forward kernel over a cache: one warp loads Q and K, another one V. A page of 16 rows takes a load
-// for every 64 channels, and a single warp would not issue them as fast as the consumers need them.
+// The producers of the sm_90a forward kernel over a cache: one warp loads Q and K, another warp loads V. A page of 16 rows needs
+// one load for every 64 channels, and a single warp would not issue the loads as fast as the consumers need them.
 #pragma once
 
 #include "cuda/sm90/forward_cached_keys.cuh"
@@ -20,7 +20,7 @@ struct ForwardCachedProducer : ForwardProducer<Traits> {
 
     __device__ __forceinline__ explicit ForwardCachedProducer(const ForwardContext<Traits>& of_kernel) : Producer{of_kernel} {}
 
-    // All lanes go through the stages.
+    // All lanes advance through the pipeline's stages.
     __device__ __forceinline__ void run() const {
         State p = this->initial_state();
         ScheduleCursor cursor{};
@@ -54,7 +54,7 @@ private:
         }
         this->go_to_next_slot(p);
     }
-    // To the consumers, which wait for Q, and to the zero-fill warp, which waits for requests.
+    // Announces the end mark to the consumers, which wait for Q, and to the zero-fill warp, which waits for requests.
     __device__ __forceinline__ void announce_end(State& p) const {
         if (p.leader) {
             if constexpr (kValues) {

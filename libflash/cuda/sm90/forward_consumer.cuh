@@ -1,6 +1,6 @@
 // The consumer warpgroups of the sm_90a forward kernel, 64 query rows each. Q K^T of a tile and P V of the previous tile overlap
-// the exponentials, also across two work tiles. P stays in registers. The warpgroups are not synchronised with each other: taking
-// turns at the tensor cores is slower.
+// the exponentials, also from one work tile to the next. P stays in registers. The warpgroups are not synchronised with each
+// other: taking turns on the tensor cores (ping-pong) is slower.
 #pragma once
 
 #include "cuda/attention/long_sums.cuh"
@@ -42,14 +42,15 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
         float o[kSums];               // accumulator of P V
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
         Softmax softmax;
-        // The previous work tile until its rows are written: the factors of its rows, and its slot. Instead of a slot:
-        // kNothingToWrite, before the first P V of a work tile; kAccumulating, P V of the current work tile has begun;
-        // kNoProbabilities, there are no probabilities yet.
+        // The previous work tile, until its rows are written: the factors of its rows, and its slot. Other values of
+        // unwritten_slot: kNothingToWrite, before the first P V of a work tile; kAccumulating, P V of the current work tile has
+        // begun; kNoProbabilities, there are no probabilities yet.
         float inverse[2];
         int unwritten_slot;
     };
     static constexpr int kNothingToWrite = -1, kAccumulating = -2, kNoProbabilities = -3;
-    // Of a key tile: the last of the work tile; an edge tile; take the maximum in any case; over a cache the absent units.
+    // Of a key tile: whether it is the last of the work tile, whether it is an edge tile, whether its maximum must be computed;
+    // over a cache, the absent units.
     struct TileInfo {
         bool last, edge, exact_maximum;
         uint32_t absent;
@@ -93,9 +94,9 @@ private:
         c.q.wait_full();
     }
 
-    // Computes work tiles until one without key tiles for this group. A step issues the scores of a tile and P V of the previous
-    // tile, whichever work tiles these belong to. The rows of a work tile are written while the scores of the second tile
-    // after its last tile are computed.
+    // Computes work tiles until a work tile has no key tiles for this group. A step issues the scores of a tile and P V of the
+    // previous tile, even if the two tiles belong to different work tiles. The rows of a work tile are written while the scores
+    // of the second tile after its last tile are computed.
     __device__ __forceinline__ void compute_work_tiles(State& c) const {
         c.softmax.clear();
         if constexpr (kSeparateFirstTile) {
@@ -119,8 +120,8 @@ private:
             main_loop(c);
         }
     }
-    // The other steps of a work tile, in which the scores and P V are its own. Tiles are in descending order, so those between
-    // two multiples of kTilesPerSum are few enough for one sum; those of a block mask are counted.
+    // The other steps of a work tile, whose scores and P V belong to the same work tile. Long sums: tiles are in descending
+    // order, so a sum ends at each multiple of kTilesPerSum; with a block mask the tiles are counted.
     __device__ __forceinline__ void main_loop(State& c) const {
         int tiles_left = kTilesPerSum;
 #pragma unroll 1
@@ -137,7 +138,7 @@ private:
         }
     }
 
-    // The scores and the softmax of the first tile, without a P V at the same time.
+    // The scores and the softmax of the first tile, without an overlapping P V.
     __device__ __forceinline__ void begin_first_work_tile(State& c) const {
         c.unwritten_slot = kNothingToWrite;
         begin_work_tile(c);
@@ -152,8 +153,8 @@ private:
         if (!c.last) wait_for_next_k(c);
         round_probabilities(c);
     }
-    // The alternative: begin as if a work tile with P = 0 had come before. This executes less code that is not yet in the
-    // instruction cache.
+    // The alternative to begin_first_work_tile(): begins as if the previous work tile had P = 0. This executes less code that is
+    // not yet in the instruction cache.
     __device__ __forceinline__ void begin_with_zero_probabilities(State& c) const {
         c.unwritten_slot = kNoProbabilities;
         c.slot = Storage::previous_slot(c.slot);
@@ -184,7 +185,7 @@ private:
         release_k(c, tile_info);
         float factor[2];
         const bool rescale = softmax_step(c, tile_info, factor);
-        if (!c.last) wait_for_next_k(c);  // here, while P V still runs: after it no product runs until the next step
+        if (!c.last) wait_for_next_k(c);  // here, while P V still runs; no product runs between P V and the next step
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
         release_v(c);
@@ -241,8 +242,8 @@ private:
         wgmma_commit();
     }
     // Issues o += P V; for the first tile of a work tile o = P V, after the rows of the previous work tile are written. Before
-    // the first tile of all (kNoProbabilities) the producer provides a stage of V without data, and the result is not used:
-    // without a product here, the compiler would add a wait for the one before it.
+    // the very first tile (kNoProbabilities) the producer provides a stage of V without data, and the result is not used: without
+    // a product here, the compiler would add a wait for the previous product.
     template <bool kBetween>
     __device__ __forceinline__ void issue_values(State& c) const {
         const bool first = kBetween && c.unwritten_slot != kAccumulating,
@@ -276,7 +277,7 @@ private:
     // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
     __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, float (&factor)[2]) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
-        // In advance. The first condition always holds; without it the compiler chooses other registers.
+        // Computed early. The first condition always holds; without it the compiler allocates registers differently.
         const bool scaled = !Traits::kInvariant && tile_info.exact_maximum;
         scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled);
         if constexpr (Traits::kCache) scores.hide_absent(c.s, tile_info.absent);

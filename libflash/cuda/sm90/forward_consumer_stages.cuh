@@ -1,5 +1,5 @@
-// The way of a consumer warp of the sm_90a forward kernel through the stages of the pipelines: how it goes to the first key tile
-// of its group in a work tile, and releases what has been read or is skipped.
+// How a consumer warp of the sm_90a forward kernel advances through the stages of the pipelines: it goes to the first key tile of
+// its group in a work tile, and releases stages that it has read or skips.
 #pragma once
 
 #include "cuda/sm90/forward_consumer_thread.cuh"
@@ -22,8 +22,8 @@ struct ForwardConsumerStages {
         PipelineState<Traits::kQStages> q;
         int slot;       // of the work tile whose scores come next
         int tile;       // the key tile whose scores were issued last
-        TileWord word;  // the same with a block mask
-        bool last;      // it is the last one of the work tile
+        TileWord word;  // with a block mask, in place of `tile`
+        bool last;      // this tile is the last one of the work tile
     };
 
     __device__ __forceinline__ explicit ForwardConsumerStages(const ForwardContext<Traits>& of_kernel) : context(of_kernel) {}
@@ -45,7 +45,7 @@ struct ForwardConsumerStages {
     // Whether this group has key tiles in the work tile.
     __device__ __forceinline__ bool has_key_tiles(const Position& c) const { return key_tiles(c).begin != key_tiles(c).end; }
 
-    // Goes to the first tile of this group in the work tile: releases K of the tiles skipped before it, waits for its own K.
+    // Goes to the first tile of this group in the work tile: releases K of the skipped tiles and waits for K of the first tile.
     __device__ __forceinline__ void begin_work_tile(Position& c) const {
         if constexpr (Traits::kBlockMask) return wait_for_next_k(c);
         const int end = key_tiles(c).end;
@@ -63,7 +63,8 @@ struct ForwardConsumerStages {
         c.k.wait_full();
         if constexpr (Traits::kBlockMask) c.word.bits = word_of_stage(c);
     }
-    // What the producer says of the tile in the current stage of K. Only the lane that releases the stage reads it.
+    // The word that the producer has written for the tile in the current stage of K. Only the lane that releases the stage reads
+    // it from shared memory.
     __device__ __forceinline__ uint32_t word_of_stage(const Position& c) const {
         return __shfl_sync(0xffffffffu, c.thread.lane == 0 ? context.storage.dynamic.tiles[c.k.stage].bits : 0, 0);
     }
@@ -85,8 +86,8 @@ struct ForwardConsumerStages {
         release(c, c.v.empty());
         c.v.advance();
     }
-    // Releases a stage without using it: only when it is full, because an earlier arrival could count for the previous phase, and
-    // when all lanes have seen that.
+    // Releases a stage without using it. The stage must be full, because an earlier arrival could count for the previous phase,
+    // and all lanes must have seen that it is full.
     template <class AnyPipelineState>
     __device__ __forceinline__ void skip_stage(const Position& c, AnyPipelineState& pipeline) const {
         pipeline.wait_full();

@@ -9,7 +9,7 @@ struct ForwardConsumerThread {
     static constexpr int kGroupRows = 64, kWarpRows = 16;
     int group, lane;
 
-    // Whether it is the first of the four lanes that share its rows.
+    // Whether this lane is the first of the four lanes that share its rows.
     __device__ __forceinline__ bool is_first_of_row() const { return (lane & 3) == 0; }
     // Number of the warp among the consumer warps.
     __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x) / 32 - 4; }

@@ -1,4 +1,4 @@
-// What all parts of the sm_90a forward kernel work with.
+// The context that all parts of the sm_90a forward kernel use: parameters, tensor maps and shared memory.
 #pragma once
 
 #include "cuda/attention/params.h"

@@ -1,5 +1,5 @@
-// The warp of the sm_90a forward kernel that writes the work tiles that see no key. It goes through the schedule by itself; the
-// scheduler warp skips these work tiles.
+// The warp of the sm_90a forward kernel that writes the work tiles that see no key. It iterates over the schedule independently;
+// the scheduler warp skips these work tiles.
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
@@ -27,7 +27,7 @@ struct ForwardEmptyTilesWarp {
         TileAssignment assignment;
         while (scheduler.next_static(cursor, assignment)) {
             write_if_empty(assignment);
-            // Computed again: with statistics of rows this warp has no register for it.
+            // Recomputed, because with statistics of rows this warp has no register for it.
             if constexpr (Traits::kStatistics) cursor.end = scheduler.end_index(hide_from_compiler(static_cast<int>(gridDim.x)));
         }
     }

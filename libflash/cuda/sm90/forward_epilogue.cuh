@@ -24,8 +24,8 @@ struct ForwardEpilogue {
     const ForwardContext<Traits>& context;
     const ForwardOutputRows<Traits> rows{context};
 
-    // When all scores of a work tile are complete: writes the LSE, and computes the factors for the sums of P V. Returns whether
-    // this warp writes its rows. `softmax`: OnlineSoftmax or InvariantSums::Rows.
+    // Called when all scores of a work tile are complete. Writes the LSE, and computes the factors for the sums of P V. Returns
+    // whether this warp writes its rows. `softmax`: OnlineSoftmax or InvariantSums::Rows.
     template <class Softmax>
     __device__ __forceinline__ bool finish_softmax(Softmax& softmax, const WorkTile& work_tile, const Thread& thread,
                                                    float (&inverse)[2]) const {
@@ -38,7 +38,7 @@ struct ForwardEpilogue {
         for (int r = 0; r < 2; ++r) {
             const int local_row = thread.local_row(r);
             const bool is_used =
-                local_row < work_tile.length_q(context.params) - work_tile.keys.first_row;  // others may hold anything
+                local_row < work_tile.length_q(context.params) - work_tile.keys.first_row;  // other rows may hold any value
             overflowed |= row_overflowed[r] && is_used;
             inverse[r] = rows.finish_row(work_tile, local_row, is_used, softmax.kept_maximum[r], softmax.sum[r],
                                          writes && thread.is_first_of_row());
@@ -50,11 +50,11 @@ struct ForwardEpilogue {
         return writes;
     }
 
-    // Writes the rows: the sums of P V times `inverse`; where that is 0, zeros, whatever the sums are.
+    // Writes the rows: the sums of P V times `inverse`. Where `inverse` is 0 it writes zeros, even if the sums are NaN.
     __device__ __forceinline__ void write_rows(const Sums& o, const float (&inverse)[2], const WorkTile& work_tile,
                                                const Thread& thread) const {
         bool overflowed = false;
-        // A TMA store writes 16 rows. It must not reach beyond the end of a sequence, where the rows of another one begin.
+        // A TMA store writes 16 rows. It must not write beyond the end of a sequence, where the rows of the next sequence begin.
         const bool by_tma = Traits::kTmaStore && !(Traits::kDynamic && __any_sync(0xffffffffu, ends_in_warp(work_tile, thread)));
         if (by_tma) {
             overflowed = write_by_tma(o, inverse, work_tile, thread);
@@ -74,12 +74,12 @@ private:
             context.storage.recompute.add(work_tile.assignment.index, thread.warp());
     }
 
-    // Both ways to write return true if a row has values that are not finite although its factor is not NaN: the sum of P V may
-    // have overflowed float.
+    // write_by_tma() and write_row() return true if a row has values that are not finite although its factor is not NaN: the sum
+    // of P V may have overflowed float.
     __device__ __forceinline__ bool write_by_tma(const Sums& o, const float (&inverse)[2], const WorkTile& work_tile,
                                                  const Thread& thread) const {
         const uint32_t tile = context.tiles.out(thread.warp());
-        // Addresses are computed again where registers are short.
+        // Addresses are recomputed where registers are scarce.
         const int address_lane = Traits::kDynamic ? hide_from_compiler(thread.lane) : thread.lane;
         RowStore::wait_for_rows(thread.lane);
         uint32_t trace[2] = {};
@@ -100,7 +100,7 @@ private:
         });
     }
 
-    // Row r of this thread. Of every 32 channels each of the row's four lanes gets eight neighbouring ones.
+    // Writes row r of this thread. Of every 32 channels, each of the row's four lanes writes eight neighbouring channels.
     __device__ __forceinline__ bool write_row(const Sums& o, float inverse, const WorkTile& work_tile, const Thread& thread,
                                               int r) const {
         T* out = rows.address(work_tile, thread.row(work_tile, r));

@@ -10,13 +10,13 @@
 
 namespace libflash::cuda {
 
-// What an instance can do.
+// What each instance supports.
 //   plain       no rare options; the host knows the lengths
-//   dynamic     the same with lengths on the device: dynamic tile scheduler (sm90/sequence_order.cuh)
-//   block_mask  the same as dynamic, and block masks, and long sums
-//   general     all of that, and softcap, ALiBi, bias, mask, dropout, and scales that are not positive
+//   dynamic     like plain, with lengths on the device: dynamic tile scheduler (sm90/sequence_order.cuh)
+//   block_mask  like dynamic, with block masks and long sums
+//   general     like block_mask, with softcap, ALiBi, bias, mask, dropout, and scales that are not positive
 //   cache       like dynamic, with keys and values in a cache (prefill.cuh)
-//   invariant   the same for invariant rows: the bits of sm80/decode_invariant.cuh
+//   invariant   like cache, for invariant rows: the bits of sm80/decode_invariant.cuh
 // With statistics of rows (forward_statistics.cuh):
 //   statistics  like block_mask
 //   maxima      like plain, without the entropy
@@ -37,14 +37,13 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
     }
 }
 
-// Neither a dynamic schedule nor block masks: the code of the main loop is the smallest.
+// Whether the instance has neither a dynamic schedule nor block masks. Its main loop has the least code.
 constexpr bool is_plain(ForwardInstance kind) {
     return kind == ForwardInstance::plain || kind == ForwardInstance::maxima || kind == ForwardInstance::entropy;
 }
 
-// Whether the kernel can add up more keys than accumulators can (attention/long_sums.h). With 192 channels the compiler would
-// spill; with 256 it would where there are statistics of rows, too. Only these instances do it, because its code makes the others
-// slower.
+// Whether the kernel has instances for long sums (attention/long_sums.h). With 192 channels the compiler would spill, with 256
+// only in the kernels with statistics of rows. Not every instance has long sums, because their code makes an instance slower.
 constexpr bool forward_has_long_sums(const KernelConfig& config) {
     return has_long_sums(config) && config.head_dim_v != 192 && !(config.statistics && config.head_dim_v == 256);
 }
@@ -53,11 +52,11 @@ constexpr bool forward_has_long_sums(const KernelConfig& config, ForwardInstance
            kind != ForwardInstance::invariant;
 }
 
-// Kernels without a dynamic instance use block_mask instead. Its tiles are those of the plain instance, except for head dims 96
-// and 192.
+// Kernels without a dynamic instance use block_mask instead. The tiles of block_mask are those of the plain instance, except for
+// head dims 96 and 192.
 constexpr bool has_dynamic_instance(const KernelConfig& config) { return config.tile_q > 128 && config.tile_k == 128; }
 
-// `block_mask`: there is one, or accumulators cannot add up all keys.
+// `block_mask`: whether there is a block mask, or more keys than accumulators can add up.
 constexpr ForwardInstance forward_instance(const KernelConfig& config, bool general, bool dynamic, bool block_mask) {
     if (general) return ForwardInstance::general;
     if (block_mask) return ForwardInstance::block_mask;
@@ -76,11 +75,11 @@ constexpr int forward_tile_q(const KernelConfig& config, ForwardInstance kind) {
     return is_plain(kind) || kind == ForwardInstance::dynamic || kind == ForwardInstance::cache ? config.tile_q : 128;
 }
 
-// Units of the rule of invariant rows (attention/invariant_softmax.cuh) in a key tile. Segments begin at multiples of it.
+// Units (attention/invariant_softmax.cuh) in a key tile of invariant rows. Segments begin at multiples of a key tile.
 constexpr int kInvariantUnits = 2;
 
-// The rare options need more registers, so their key tiles are smaller; so do the sums of the entropy beside 192 rows. With a
-// block mask, a key tile must lie within one block.
+// The rare options need more registers, so their key tiles are smaller. The sums of the entropy, too, need more registers where
+// query tiles have 192 rows. With a block mask, a key tile must lie within one block.
 constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
     if (kind == ForwardInstance::general) return config.head_dim <= 64 ? 128 : (config.head_dim_v <= 192 ? 64 : 32);
     if (kind == ForwardInstance::invariant) return kInvariantUnits * kInvariantUnit;
@@ -90,7 +89,7 @@ constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
     return config.tile_k;
 }
 
-// Invariant rows have two accumulators, of a segment and of those before it.
+// Invariant rows have two accumulators: for the current segment, and for the segments before it.
 constexpr bool has_invariant_prefill(const KernelConfig& config) { return config.head_dim_v <= 128; }
 
 // Size of the workspace of sm90/sequence_order.cuh.

@@ -13,9 +13,9 @@
 
 namespace libflash::cuda::sm90 {
 
-// Three of its warps wait for the previous kernel: the producer warp, the one that writes work tiles without keys (over a cache,
-// after it has loaded V) and, with lengths on the device, the scheduler warp. All others need not: what they read and write comes
-// after a load that they have waited for on an mbarrier.
+// Three warps wait for the previous kernel: the producer warp, the warp that writes work tiles without keys (over a cache, after
+// it has loaded V) and, with lengths on the device, the scheduler warp. The other warps need not wait: before they read or write
+// global memory, they wait on an mbarrier for a load that the producer issued after its own wait.
 template <class Traits>
 struct ForwardProducerWarpgroup {
     const ForwardContext<Traits>& context;

@@ -17,8 +17,8 @@ struct ForwardOutputRows {
 
     const ForwardContext<Traits>& context;
 
-    // Writes the LSE of a row of the work tile, with the sink if there is one. Returns the factor for the row's sum of P V; 0 if
-    // the row sees no key, or if it is not used (`is_used` is false), because it is beyond the used length.
+    // Writes the LSE of a row of the work tile, with the sink if there is one. Returns the factor for the row's sum of P V: 0 if
+    // the row sees no key or is beyond the used length (`is_used` is false).
     __device__ __forceinline__ float finish_row(const WorkTile& work_tile, int local_row, bool is_used, float maximum, float sum,
                                                 bool write) const {
         if constexpr (Traits::kInvariant) return finish_invariant_row(work_tile, local_row, is_used, {maximum, sum}, write);
@@ -38,7 +38,8 @@ struct ForwardOutputRows {
     }
 
     // Writes the statistics of row r of this thread (attention/row_statistics.cuh). All lanes of the warp call it. overflowed:
-    // the row is not right before it is computed again; of_warp: whether the warp writes its rows; write: whether this lane does.
+    // the row will be recomputed, its present values are not valid; of_warp: whether the warp writes its rows; write: whether
+    // this lane writes.
     template <class Softmax>
     __device__ __forceinline__ void write_statistics(const WorkTile& work_tile, int local_row, bool is_used, bool overflowed,
                                                      const Softmax& softmax, int r, bool of_warp, bool write) const {
@@ -64,7 +65,7 @@ struct ForwardOutputRows {
             write_number(params.entropy, work_tile, local_row, is_used ? entropy : 0.0f, here);
         }
     }
-    // Those of a row that sees no key.
+    // Writes the statistics of a row that sees no key.
     __device__ __forceinline__ void write_no_statistics(const WorkTile& work_tile, int local_row) const {
         write_number(context.params.max_logit, work_tile, local_row, -INFINITY, true);
         write_number(context.params.entropy, work_tile, local_row, 0.0f, true);
@@ -75,7 +76,7 @@ struct ForwardOutputRows {
         if (to.data && write) to.data[work_tile.batch() * to.batch + work_tile.head() * to.head + row * to.row] = x;
     }
 
-    // The same for the folded segments of an invariant row.
+    // As finish_row(), for the folded segments of an invariant row.
     __device__ __forceinline__ float finish_invariant_row(const WorkTile& work_tile, int local_row, bool is_used,
                                                           const InvariantFold& fold, bool write) const {
         const HeadParams& sink = context.params.sink;
@@ -86,7 +87,7 @@ struct ForwardOutputRows {
         return is_used ? result.factor : 0.0f;
     }
 
-    // nullptr if the row does not exist.
+    // The address of a row of out; nullptr if the row does not exist.
     __device__ __forceinline__ T* address(const WorkTile& work_tile, int row) const {
         if (row >= work_tile.owned_q(context.params)) return nullptr;
         return static_cast<T*>(context.params.out.data) + work_tile.batch() * context.params.out.batch +

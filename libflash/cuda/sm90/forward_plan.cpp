@@ -14,15 +14,15 @@ namespace libflash::cuda::sm90 {
 
 namespace {
 
-// Whether accumulators may have too few bits for the sums over the keys.
+// Whether a row may have more keys than accumulators can add up accurately.
 bool has_too_many_keys(const KernelConfig& config, const AttentionProblem& problem) {
     return forward_has_long_sums(config) && longest_sum(problem, config.tile_q) > most_keys_of_accumulators(config);
 }
 
-// Under a causal mask a static schedule pairs a long work tile with a short one; a dynamic one begins with the longest.
+// Under a causal mask a static schedule pairs a long work tile with a short one; a dynamic schedule begins with the longest.
 ScheduleParams schedule_of(const ForwardPlan& plan, const AttentionProblem& problem) {
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, paired = causal && !plan.dynamic;
-    // kL2Bytes as the size of a head makes head groups of one head: the thread blocks then share its keys and values in L2.
+    // With kL2Bytes as the size of a head, each head group has one head: the thread blocks then share its keys and values in L2.
     ScheduleParams schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q * (paired ? 2 : 1),
                                               kL2Bytes, causal && !paired);
     schedule.paired = paired;
@@ -40,7 +40,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
     const bool general = has_rare_options(problem) || !plan.vector_loads, lengths_on_device = has_lengths_on_device(problem);
     const bool block_mask = problem.block_mask.present || (!general && has_too_many_keys(config, problem));
-    // Beside other kernels some thread blocks begin late: a dynamic schedule gives these less work.
+    // With sm_margin, other kernels run concurrently and some thread blocks begin late: a dynamic schedule gives these less work.
     plan.dynamic = lengths_on_device || block_mask || problem.request.sm_margin > 0;
     const ForwardInstance kind = config.statistics ? forward_statistics_instance(plan.dynamic, problem.entropy.present)
                                                    : forward_instance(config, general, plan.dynamic, block_mask);

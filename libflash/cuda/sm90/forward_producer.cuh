@@ -27,8 +27,8 @@ struct ForwardProducer {
         int slot;  // of the work tile
     };
 
-    // Loads key tiles from the last to the first; V of a tile after K of the next. Waits first, because the previous kernel may
-    // still write q, k and v.
+    // Loads key tiles from the last to the first; V of a tile after K of the next tile. First waits for the previous kernel,
+    // which may still write q, k and v.
     __device__ __forceinline__ void run() const {
         State p = initial_state();
         ScheduleCursor cursor{};
@@ -38,7 +38,7 @@ struct ForwardProducer {
             if (!Traits::kSeparateFirstTile && found && p.leader) provide_empty_v(p);
             for (; found; found = wait_for_work_tile(p)) load_work_tile(p);
             announce_end(p);
-            // Read back: there are too few registers to keep it.
+            // Read from shared memory, because there are too few registers to keep it.
             cursor.exact_maximum = context.storage.work_tiles[Storage::previous_slot(p.slot)].exact_maximum;
         } while (scheduler.start_recompute(cursor));
     }
@@ -52,7 +52,7 @@ protected:
                 PipelineState<Storage::kScheduledTiles>(context.storage.scheduled),
                 0};
     }
-    // Waits for the next work tile from the scheduler warp. False: the end mark.
+    // Waits for the next work tile from the scheduler warp. Returns false for the end mark.
     __device__ __forceinline__ bool wait_for_work_tile(State& p) const {
         p.scheduled.wait_full();
         __syncwarp();  // all lanes have seen this phase before it can be full again
@@ -96,7 +96,7 @@ protected:
         load_v(p, work_tile, work_tile.keys.begin);
     }
     // With a block mask: the whole warp searches for the next tile. A work tile without a visible block gets the tile after its
-    // keys, which is masked entirely.
+    // last key, which is masked entirely.
     __device__ __forceinline__ void load_visible_tiles(State& p) const {
         const WorkTile& work_tile = context.storage.work_tiles[p.slot];
         BlockMaskIterator<Traits::kBlockM, kBlockN> visible{context.params.block_mask, work_tile.assignment.coordinates,
@@ -107,7 +107,8 @@ protected:
         do {
             next = visible.next();
             if (found < 0 && next < 0) found = (work_tile.keys.length_k + kBlockN - 1) / kBlockN;
-            // A tile is loaded when it is known whether another one follows, because its TileWord says so.
+            // A tile is loaded only when the next tile has been searched for, because the TileWord says whether another tile
+            // follows.
             if (p.leader && found >= 0) {
                 load_visible_tile(p, work_tile, TileWord::of(found, next < 0), first);
                 first = false;
@@ -131,7 +132,7 @@ protected:
         return context.storage.dynamic.tiles[(p.k.stage + kStages - back) % kStages].tile();
     }
 
-    // Also announces the work tile: the consumers wait for Q.
+    // Also announces the work tile to the consumers, which wait for Q.
     __device__ __forceinline__ void load_q(const State& p, const WorkTile& work_tile, bool has_keys) const {
         for (int group = 0; group < Traits::kGroups; ++group) {
             PipelineState<Traits::kQStages> q = p.q;

@@ -1,5 +1,5 @@
-// The scheduler warp of the sm_90a forward kernel: finds the work tiles that see keys, one ahead of the producer warp. A search
-// by the producer warp would delay its load of the second K of a work tile.
+// The scheduler warp of the sm_90a forward kernel: finds the work tiles that see keys, one work tile ahead of the producer warp.
+// If the producer warp searched itself, its load of the second K tile of a work tile would be delayed.
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
@@ -16,8 +16,8 @@ struct ForwardSchedulerWarp {
     const ForwardTileScheduler<Traits> scheduler{context};
 
     // With lengths on the device a work tile depends on memory that the previous kernel may still write, so the warp waits for
-    // that kernel. Otherwise it prefetches the first Q, K and V into L2 while that kernel ends. The next kernel may begin when
-    // no work tile is left to be found; it waits for the end of this whole kernel.
+    // that kernel. Otherwise it prefetches the first tiles of Q, K and V into L2 while that kernel ends. The next kernel may
+    // begin when no work tile is left to be found; the next kernel then waits until this kernel has ended.
     __device__ __forceinline__ void run() const {
         if constexpr (Traits::kDynamic) wait_for_previous_kernel();
         const bool leader = elect_one();
@@ -57,18 +57,19 @@ private:
                 work_tile.init(context.params, assignment, cursor.exact_maximum);
                 has_keys = work_tile.has_keys();
             }
-            if (__any_sync(0xffffffffu, has_keys)) return true;  // the same for all lanes
+            if (__any_sync(0xffffffffu, has_keys)) return true;  // __any_sync: the compiler then knows that all lanes agree
         }
         if (leader) work_tile.init_end(cursor.exact_maximum);
         return false;
     }
-    // Into L2: the stage of Q in shared memory may not be free before the current work tile is nearly done.
+    // Prefetches Q into L2, because the stage of Q in shared memory may become free only when the current work tile is nearly
+    // done.
     __device__ __forceinline__ void prefetch_q(const WorkTile& work_tile) const {
         for (int group = 0; group < Traits::kGroups; ++group)
             Traits::QTile::prefetch(context.maps.q, work_tile.start_q() + work_tile.keys.first_row + group * Traits::kGroupRows,
                                     work_tile.head(), work_tile.batch());
     }
-    // K and V of the tile that is loaded first, into L2.
+    // Prefetches K and V of the tile that is loaded first into L2.
     __device__ __forceinline__ void prefetch_first_keys(const WorkTile& work_tile) const {
         const int row = work_tile.key_row(work_tile.keys.end - 1);
         Traits::KTile::prefetch(context.maps.k, row, work_tile.kv_head, work_tile.batch());

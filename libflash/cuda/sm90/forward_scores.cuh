@@ -21,7 +21,7 @@ struct ForwardScores {
 
     const ForwardContext<Traits>& context;
 
-    // Applies what comes before the softmax. The scores are then to be multiplied by softmax_scale().
+    // Applies the rare options and the mask. The softmax must then multiply the scores by softmax_scale().
     __device__ __forceinline__ void prepare(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread, bool edge,
                                             bool exact_maximum) const {
         if constexpr (Traits::kRareOptions) {
@@ -36,7 +36,7 @@ struct ForwardScores {
         return Traits::kRareOptions || exact_maximum ? 1.0f : context.params.scale_log2;
     }
 
-    // Over a cache: hides the keys of absent units, 16 each.
+    // Over a cache: hides the keys of absent units (16 keys each).
     template <int kCount>
     __device__ __forceinline__ void hide_absent(float (&s)[kCount], uint32_t absent) const {
         if (absent == 0) return;
@@ -56,7 +56,7 @@ struct ForwardScores {
     // Sets the probabilities that dropout removes to 0.
     __device__ __forceinline__ void drop(Scores& p, const WorkTile& work_tile, const TileWord& tile, const Thread& thread) const {
         const uint32_t batch_head = dropout_head(work_tile.batch(), context.params.heads_q, work_tile.head());
-        constexpr int kPairs = kBlockN < 64 ? kBlockN / 16 : 4;  // pairs of blocks in a word of bits
+        constexpr int kPairs = kBlockN < 64 ? kBlockN / 16 : 4;  // pairs of blocks per word of dropout bits
 #pragma unroll
         for (int block = 0; block < kBlockN / 8; block += 2 * kPairs) {
             const uint32_t keep =

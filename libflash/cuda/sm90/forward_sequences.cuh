@@ -9,7 +9,7 @@ namespace libflash::cuda::sm90 {
 
 struct ForwardKeys {
     int32_t start;     // first row of the sequence in K and V
-    int32_t length;    // also those that do not fit into the cache: the last one is on the diagonal of the last row
+    int32_t length;    // includes keys that do not fit into the cache: the last key is on the diagonal of the last row
     int32_t existing;  // keys from here on are absent
 };
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ ForwardKeys keys_of(const ForwardParams& params, int 
     return {rows.start, rows.length, rows.length};
 }
 
-// Sequences of the decode kernels have no rows here.
+// Sequences that the decode kernels compute have no rows here.
 __device__ __forceinline__ SequenceRows query_rows_of(const PrefillParams& params, int batch) {
     SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
     if (rows.owned < params.fewest_rows) rows.owned = rows.length = 0;

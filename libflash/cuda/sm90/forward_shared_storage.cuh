@@ -1,5 +1,5 @@
-// The shared memory of the sm_90a forward kernel: first the tiles (ForwardSharedTiles), then barriers and what the warps tell
-// each other (ForwardSharedStorage).
+// The shared memory of the sm_90a forward kernel: first the tiles (ForwardSharedTiles), then barriers and the data that warps
+// exchange (ForwardSharedStorage).
 #pragma once
 
 #include "cuda/sm90/block_mask_iterator.cuh"
@@ -28,7 +28,7 @@ struct ForwardSharedTiles {
     __device__ __forceinline__ uint32_t k(int stage) const { return k_smem + stage * Traits::KTile::kBytes; }
     __device__ __forceinline__ uint32_t v(int stage) const { return v_smem + stage * Traits::VTile::kBytes; }
     __device__ __forceinline__ uint32_t out(int warp) const { return out_smem + warp * Traits::OutTile::kBytes; }
-    // Of a consumer warp: accumulators in shared memory.
+    // The accumulators in shared memory of a consumer warp.
     __device__ __forceinline__ uint32_t sums(int warp) const {
         return Traits::kTmaStore ? out(warp) : out_smem + warp * Traits::kSumsOfWarpBytes;
     }
@@ -42,7 +42,7 @@ struct ForwardSharedStorage {
     static constexpr int kSlots = 3 + Traits::kQStages + kScheduledTiles;
     struct DynamicState {
         TileWord tiles[kStages];  // the key tiles in the stages of K; over a cache: their absent units (forward_cached_keys.cuh)
-        int newest;               // the unit that was taken last, see SequenceOrder::previous_unit()
+        int newest;               // the unit that this thread block took last, see SequenceOrder::previous_unit()
         ZeroFillRequest zero_fill;
     };
 
@@ -52,9 +52,9 @@ struct ForwardSharedStorage {
     PipelineBarriers<kScheduledTiles> scheduled;  // work tiles, from the scheduler warp to the producers
     uint64_t first_pass_done;
     RecomputeList recompute;
-    // Slots, used again in the same order: the scheduler warp fills them, the producer warp and the consumers read them. With one
-    // stage of Q, work tile n is filled in after the producer warp took n-1, so after all consumers released Q of n-3. They may
-    // still have to write the rows of n-4, so that five slots are needed.
+    // A ring of slots: the scheduler warp fills them, the producer warp and the consumers read them. With one stage of Q, the
+    // scheduler warp fills work tile n in after the producer warp took n-1, hence after all consumers released Q of n-3. The
+    // consumers may still have to write the rows of n-4, so five slots are needed.
     WorkTile work_tiles[kSlots];
     std::conditional_t<Traits::kDynamic, DynamicState, Empty> dynamic;
 

@@ -6,7 +6,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// Calls do_with with the instance as an integral_constant.
+// Calls do_with(instance as an integral_constant).
 template <class DoWith>
 auto with_statistics_instance(int instance, const DoWith& do_with) {
     switch (static_cast<ForwardInstance>(instance)) {

@@ -11,8 +11,8 @@ namespace libflash::cuda {
 //   from_lse  the tangents, from saved out and LSE
 enum class TangentInstance { from_lse = kPlainTangentInstance.number, fused = kFusedTangentInstance.number };
 
-// Whether a kernel has the fused instance: a warpgroup has no registers for two accumulators of more channels. Else forward is
-// called before it.
+// Whether a kernel has the fused instance. With more channels a warpgroup has no registers for two accumulators, and forward runs
+// before the kernel.
 constexpr bool is_fused_with_forward(const KernelConfig& config) { return config.head_dim_v <= 128; }
 
 }  // namespace libflash::cuda

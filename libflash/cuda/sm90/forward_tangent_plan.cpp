@@ -1,5 +1,5 @@
 // The forward_tangent plan of sm_90a: persistent thread blocks, one per multiprocessor, with a static schedule. Where only the
-// device knows the lengths, work tiles take different times, so there is a thread block for each.
+// device knows the lengths, the times of work tiles are unknown, so there is one thread block per work tile.
 #include <algorithm>
 
 #include "cuda/host/limits.h"
@@ -25,7 +25,7 @@ ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProbl
     // Under a causal mask later rows see more keys: a static schedule pairs a long work tile with a short one.
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, dynamic = has_lengths_on_device(problem),
                paired = causal && !dynamic;
-    // kL2Bytes as the size of a head makes head groups of one head: the thread blocks then share its keys and values in L2.
+    // With kL2Bytes as the size of a head, each head group has one head: the thread blocks then share its keys and values in L2.
     plan.schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q * (paired ? 2 : 1), kL2Bytes,
                                     causal && !paired);
     plan.schedule.paired = paired;

@@ -13,11 +13,11 @@ namespace libflash::cuda::sm90 {
 struct ForwardTensorMaps {
     CUtensorMap q, k, v, out;
     bool all_see_keys;      // the host knows that every query row sees a key
-    bool zero_fill_values;  // rows after the keys of a sequence may belong to others or hold anything
+    bool zero_fill_values;  // rows after the keys of a sequence may belong to other sequences or hold any value
     int box_rows;           // over a cache: keys of a box, a power of two and a multiple of 16
 };
 
-// Whether the host knows that every query row sees a key. If the first and the last row do, so do those between them.
+// If the first and the last row see a key, so do the rows between them.
 inline bool all_see_keys(const ForwardParams& params) {
     const LengthsParams &queries = params.q_lengths, &keys = params.k_lengths;
     if (queries.cu || queries.used || keys.cu || keys.used) return false;
@@ -29,7 +29,7 @@ inline bool all_see_keys(const ForwardParams& params) {
     return sees_keys(0) && sees_keys(queries.capacity - 1);
 }
 
-// Rows of a box: the most that divide a tile and, with pages, a page.
+// Rows of a TMA box: the largest power of two that divides a tile and, with pages, a page.
 inline int box_rows(const CacheParams& cache, int tile) {
     const int rows = tile | (cache.table ? static_cast<int>(cache.page_size.divisor) : 0);
     return rows & -rows;
@@ -66,7 +66,7 @@ template <class Traits>
 cudaError_t encode(ForwardTensorMaps* maps, const ForwardParams& params) {
     using T = typename Traits::T;
     const int64_t keys = params.k_lengths.capacity, kv_heads = params.heads_q / params.group_size;
-    // Without keys, K and V are not read, but their maps need a valid address: they get that of q.
+    // Without keys, K and V are not read, but their maps need a valid address: they get the address of q.
     const TensorExtent q = extent(params.q, params.head_dim, params.q_lengths.capacity, params.heads_q, params.batch),
                        k = keys > 0 ? extent(params.k, params.head_dim, keys, kv_heads, params.batch) : q,
                        v = keys > 0 ? extent(params.v, params.head_dim_v, keys, kv_heads, params.batch) : q;

@@ -1,5 +1,6 @@
-// The tile scheduler of the sm_90a forward kernel: which work tiles a thread block computes, and in which order. A first pass
-// computes all of them; a second one recomputes those with overflowed rows. Every warp that needs the passes has a cursor.
+// The tile scheduler of the sm_90a forward kernel: which work tiles a thread block computes, and in which order. The first pass
+// computes all its work tiles; the second pass recomputes those with overflowed rows. Every warp that iterates over work tiles
+// has a cursor.
 #pragma once
 
 #include "cuda/attention/schedule.cuh"
@@ -25,13 +26,13 @@ struct ForwardTileScheduler {
 
     // The cursor of the first pass.
     __device__ __forceinline__ ScheduleCursor begin() const { return {0, end_index(gridDim.x), false}; }
-    // The end of the indices in the static schedule, for that many thread blocks.
+    // The end of the indices in the static schedule, for `blocks` thread blocks.
     __device__ __forceinline__ int end_index(int blocks) const {
         const int units = context.params.schedule.heads * context.params.schedule.tiles;
         return (units + blocks - 1) / blocks * (context.params.schedule.paired ? 2 : 1);
     }
-    // Begins the second pass, when all warps have finished the first. Returns false if there is nothing to recompute, or if
-    // that has been done. A whole warp calls it.
+    // Begins the second pass when all warps have finished the first. Returns false if there is nothing to recompute, or if the
+    // second pass has ended. A whole warp calls it.
     __device__ __forceinline__ bool start_recompute(ScheduleCursor& cursor) const {
         if (cursor.exact_maximum) return false;
         const MBarrier done{shared_address(&context.storage.first_pass_done)};
@@ -42,7 +43,8 @@ struct ForwardTileScheduler {
         return cursor.next < cursor.end;
     }
 
-    // Finds the next work tile. A whole warp calls it; all lanes get the same. False: none is left in this pass.
+    // Finds the next work tile. A whole warp calls it; all lanes get the same work tile. Returns false if none is left in this
+    // pass.
     __device__ __forceinline__ bool next(ScheduleCursor& cursor, TileAssignment& assignment) const {
         if constexpr (Traits::kDynamic) {
             if (is_dynamic()) return next_dynamic(cursor, assignment);
@@ -65,7 +67,7 @@ struct ForwardTileScheduler {
     }
 
 private:
-    // The work tile of this thread block with an index in the static schedule; batch < 0: none.
+    // The work tile of this thread block with the given index in the static schedule; batch < 0: none.
     __device__ __forceinline__ TileCoordinates static_tile(int index) const {
         const ScheduleParams& schedule = context.params.schedule;
         // Rotated by one thread block per iteration: otherwise a thread block could get the same tile of every head, which may be
@@ -82,7 +84,7 @@ private:
     }
 
     // The first two units of a thread block are fixed, so that it can begin without the counter. In the second pass the thread
-    // block goes through the units that it took, from the last to the first.
+    // block visits the units that it took in the first pass, from the last to the first.
     __device__ __forceinline__ bool next_dynamic(ScheduleCursor& cursor, TileAssignment& assignment) const {
         const SequenceOrder order(context.params);
         const bool leader = threadIdx.x % 32 == 0;

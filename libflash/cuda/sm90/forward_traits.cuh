@@ -49,8 +49,8 @@ struct ForwardTraits {
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
     using OutTile = SwizzledTile<ForwardConsumerThread::kWarpRows, kHeadDimV>;  // one per consumer warp
 
-    // Iteration over a block mask and loads from a cache need more registers in the producer warp; it gets them where the
-    // consumers can spare them.
+    // Iteration over a block mask and loads from a cache need more registers in the producer warp. It has more registers where
+    // the consumers need fewer.
     static constexpr bool kMoreProducerRegisters = kBlockMask ? !(kRareOptions && kHeadDimV == 256) : kCache && kHeadDim <= 96;
     static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kGroups == 3 ? 32 : 40),
                          kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kMoreProducerRegisters ? 8 : 0);
@@ -59,7 +59,8 @@ struct ForwardTraits {
     static constexpr bool kSeparateFirstTile = kGroups == 3;
     // Whether a consumer warpgroup without rows in a work tile skips it. This needs kSeparateFirstTile.
     static constexpr bool kSkipsWorkTiles = kSeparateFirstTile;
-    // Whether the consumers look at the next tile before they wait for its scores, or after it. Only speed depends on it.
+    // Whether the consumers compute the TileInfo of a tile before they wait for its scores, or after. This affects only the
+    // speed.
     static constexpr bool kTileInfoBeforeWait = kHeadDim == 128;
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
@@ -75,8 +76,8 @@ struct ForwardTraits {
         kStages + (kStages == 2 && kSpareBytes >= (kTmaStore ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
     static constexpr int kQStages =
         kTmaStore && kSpareBytes >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
-    // Invariant rows: accumulators of a consumer thread that are in shared memory (invariant_sums.cuh), in the output tile of the
-    // warp, or, if there is none, in its place, where there is less memory.
+    // Invariant rows: how many accumulators of a consumer thread are in shared memory (invariant_sums.cuh): in the output tile of
+    // the warp or, without an output tile, in the shared memory that remains.
     static constexpr int kSumsInShared = !kInvariant || kHeadDimV <= 64 ? 0 : (kHeadDimV == 128 && kTmaStore ? 32 : 16),
                          kSumsOfWarpBytes = kSumsInShared * 4 * 32;
     static_assert(!kTmaStore || kSumsOfWarpBytes <= OutTile::kBytes);

@@ -33,7 +33,7 @@ struct ForwardWideBlock {
     }
 
 private:
-    // False: there is no work tile with this number.
+    // Returns false if there is no work tile with this number.
     __device__ __forceinline__ bool find_work_tile() const {
         const ForwardParams& params = context.params;
         const int index = params.first_work_tile + static_cast<int>(blockIdx.x);
@@ -66,7 +66,8 @@ KernelResources resources_of_forward_wide(int, int) {
     return {Traits::kThreads, sm90::ForwardWideBlock<Traits>::kSharedBytes};
 }
 
-// Enqueues the kernel on `stream`, in several launches where thread blocks share the memory of long sums. Returns a CUDA error.
+// Enqueues the kernel on `stream`, in several launches if the workspace for long sums is smaller than the grid. Returns a CUDA
+// error.
 template <class Kernel>
 int launch_forward_wide(const ForwardPlan& plan, ForwardParams params, void* stream) {
     const LaunchShape& shape = plan.attention;

@@ -1,14 +1,14 @@
 // The consumer warpgroups of the sm_90a forward kernel for wide heads. As in decode (decode_consumer.cuh) both have the same 64
-// query rows; O is divided by channels between them, and the scores by key tiles: a warpgroup computes every second one. For each
-// tile of its own, a warpgroup
+// query rows; each has half of the channels of O and computes the scores of every second key tile. For each of its own tiles, a
+// warpgroup
 //
 //   computes S = Q K^T,
-//   adds P V of the tile before, whose P the other warpgroup has left in shared memory, while it turns S into P
-//   and leaves that there,
-//   adds its own P V.
+//   adds P V of the previous tile, whose P the other warpgroup has written to shared memory, while it computes P from S
+//   and writes P to shared memory,
+//   adds P V of its own tile.
 //
-// While a warpgroup waits or computes P, the tensor cores work for the other one. Both process the tiles in one order, so that
-// they have the same kept maxima.
+// While a warpgroup waits or computes P, the tensor cores work for the other one. Both process the tiles in the same order, so
+// that they have the same kept maxima.
 #pragma once
 
 #include "cuda/attention/long_sums.cuh"
@@ -128,7 +128,7 @@ private:
         wgmma_commit();
     }
 
-    // s becomes P, and p P in 16 bits. Returns whether a kept maximum was raised.
+    // Computes P in c.s, and P in 16 bits in c.p. Returns whether a kept maximum was raised.
     __device__ __forceinline__ bool compute_probabilities(State& c, int number) const {
         scale_scores(c);
         if (work_tile().is_edge(number)) mask(c, work_tile().first_key_of(number));
@@ -136,7 +136,7 @@ private:
         Softmax::round(c.s, c.p);
         return raised;
     }
-    // Dot products become scores in base-2 units.
+    // Converts dot products to scores in base-2 units.
     __device__ __forceinline__ void scale_scores(State& c) const {
         const struct {
             float softcap, softmax_scale, scale_log2;
@@ -170,7 +170,7 @@ private:
             wgmma_commit();
         }
     }
-    // Waits for the products with values, and releases these piece by piece.
+    // Waits for the products with V, and releases V piece by piece.
     __device__ __forceinline__ void finish_values(State& c) const {
         wgmma_wait<1>();
         release(c, context.storage.empty_of_v(c.group * kPieces));
@@ -180,7 +180,7 @@ private:
         for (int piece = 0; piece < kPieces; ++piece) wgmma_fence_operand(c.o[piece]);
     }
 
-    // Adds P V of the own tile.
+    // Adds P V of this warpgroup's tile.
     __device__ __forceinline__ void add_own_values(State& c, int number, bool raised) const {
         if (raised) rescale(c);
         const uint32_t v = values(c, number);
@@ -194,8 +194,8 @@ private:
         }
         finish_values(c);
     }
-    // Leaves P for the other warpgroup. The buffer is free: this warpgroup itself was the last to read it, before it waited for P
-    // of the tile before.
+    // Writes P to shared memory for the other warpgroup. The buffer is free: this warpgroup itself was the last to read it,
+    // before it waited for P of the previous tile.
     __device__ __forceinline__ void publish(const State& c, int number) const {
         const int buffer = number % Traits::kPBuffers;
 #pragma unroll
@@ -208,7 +208,7 @@ private:
         context.storage.exchanges.p_is_written(c.group).arrive();
     }
 
-    // The address of the values of this warpgroup, when they have arrived.
+    // Waits for V of this warpgroup. Returns its address.
     __device__ __forceinline__ uint32_t values(const State& c, int number) const {
         const uint32_t parity = static_cast<uint32_t>(number) & 1;
 #pragma unroll
@@ -227,7 +227,7 @@ private:
         __syncwarp();
         wait_for_group(c);
     }
-    // Sixteen keys of a piece of the values `v`.
+    // The descriptor of sixteen keys of a piece of V at address `v`.
     __device__ __forceinline__ static uint64_t operand(uint32_t v, int piece, int step) {
         return VTile::mn_major_operand(v + piece * Traits::kPieceBytes, step);
     }

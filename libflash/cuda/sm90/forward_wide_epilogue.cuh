@@ -1,5 +1,5 @@
-// The end of a work tile of the sm_90a forward kernel for wide heads: joins the row sums of both warpgroups, and writes LSE and O
-// from registers.
+// The epilogue of a work tile of the sm_90a forward kernel for wide heads: adds the row sums of both warpgroups, and writes LSE
+// and O from registers.
 #pragma once
 
 #include "cuda/attention/scores.cuh"
@@ -27,7 +27,7 @@ struct ForwardWideEpilogue {
 private:
     __device__ __forceinline__ const ForwardWideWorkTile<Traits>& work_tile() const { return context.storage.work_tile; }
     __device__ __forceinline__ int local_row(int r) const { return 16 * warp + lane / 4 + 8 * r; }
-    // In its sequence.
+    // Row r in its sequence.
     __device__ __forceinline__ int row(int r) const { return work_tile().keys.first_row + local_row(r); }
 
     // Writes the LSE, with the sink if there is one. Returns the factor for the row's sum of P V; 0 if the row sees no key, or is
@@ -51,7 +51,8 @@ private:
         return sees_keys ? __fdividef(factor, sum) : 0.0f;
     }
 
-    // Sixteen bytes at a time: the lanes of a quad exchange their pairs. With factor 0 zeros, whatever the sums are.
+    // Writes sixteen bytes at a time: the four lanes of a row exchange their pairs. If factor is 0 it writes zeros, even if the
+    // sums are NaN.
     __device__ __forceinline__ void write_row(const Sums& o, int r, float factor) const {
         const ForwardParams& params = context.params;
         const TileCoordinates& at = work_tile().at;

@@ -48,7 +48,7 @@ private:
         }
     }
 
-    // The first pieces of both warpgroups before the second ones. Channels that the call does not have become zeros.
+    // Loads the first pieces of both warpgroups before the second pieces. Channels that the call does not have become zeros.
     __device__ __forceinline__ void load_values() const {
         const ForwardWideWorkTile<Traits>& work = work_tile();
         const int tiles = work.tiles();

@@ -1,5 +1,5 @@
-// The softmax of a consumer thread of the sm_90a forward kernel for wide heads: that of decode, for scores that are in base-2
-// units already, with other kept maxima for bf16.
+// The softmax of a consumer thread of the sm_90a forward kernel for wide heads: as in decode, but the scores are in base-2 units
+// already, and bf16 has other kept maxima.
 #pragma once
 
 #include "cuda/sm90/decode_softmax.cuh"
@@ -21,7 +21,7 @@ struct ForwardWideSoftmax : DecodeSoftmax<Traits> {
     // From scores to P. Returns whether a kept maximum was raised.
     __device__ __forceinline__ bool exponentiate(Scores& s) {
         const bool raised = raise_maxima(s);
-        float part[2][2] = {};  // few additions to the sums, which are rounded
+        float part[2][2] = {};  // partial sums, so that the row sums are rounded less often
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
             const int r = i / 2 % 2;
@@ -34,7 +34,7 @@ struct ForwardWideSoftmax : DecodeSoftmax<Traits> {
     }
 
 private:
-    // Maxima leave NaN out: a row with NaN must not change how other rows are computed.
+    // Maxima ignore NaN: a row with NaN must not change how other rows are computed.
     __device__ __forceinline__ bool raise_maxima(const Scores& s) {
         float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll

@@ -1,5 +1,5 @@
-// The shared memory of the sm_90a forward kernel for wide heads: first the tiles, then barriers, the work tile, and what the
-// warpgroups tell each other.
+// The shared memory of the sm_90a forward kernel for wide heads: first the tiles, then barriers, the work tile, and the data that
+// the warpgroups exchange.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -27,8 +27,8 @@ struct ForwardWideTiles {
     }
 };
 
-// One query tile of one head. Its key tiles are numbered in the order in which they are processed, which is ascending: thread
-// blocks with tiles of one head then read the same keys at the same time, also under a causal mask.
+// One query tile of one head. Its key tiles are processed in ascending order: thread blocks of one head then read the same keys
+// at the same time, even under a causal mask.
 template <class Traits>
 struct ForwardWideWorkTile {
     static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
@@ -62,8 +62,8 @@ struct ForwardWideWorkTile {
 template <class Traits>
 struct ForwardWideStorage {
     uint64_t q_full;
-    // A chunk of K is read by the warpgroup that computes the scores of the tile. Each warpgroup has full barriers of its own:
-    // only the parity of a phase can be waited for, so it must wait for every phase.
+    // A chunk of K is read by the warpgroup that computes the scores of the tile. Each warpgroup has its own full barriers: a
+    // wait tests only the parity of a phase, so a warpgroup must wait for every phase.
     uint64_t k_full[Traits::kGroups][Traits::kChunks], k_empty[Traits::kChunks];
     uint64_t v_full[Traits::kAllPieces], v_empty[Traits::kAllPieces];
     ForwardWideWorkTile<Traits> work_tile;
@@ -91,7 +91,7 @@ struct ForwardWideStorage {
     __device__ __forceinline__ MBarrier empty_of_v(int piece) const { return {shared_address(&v_empty[piece])}; }
 };
 
-// What all parts of the kernel work with.
+// The context that all parts of the kernel use.
 template <class Traits>
 using ForwardWideContext = KernelContext<ForwardParams, ForwardTensorMaps, ForwardWideStorage<Traits>, ForwardWideTiles<Traits>>;
 

@@ -26,14 +26,14 @@ struct ForwardWideTraits {
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
     using PTile = SwizzledTile<kBlockM, kBlockN>;
 
-    // Tiles are loaded and released in parts, so that the loads of the next tile begin early: K by chunks of 64 channels, V by
-    // pieces, of which each warpgroup has two.
+    // Tiles are loaded and released in parts, so that the loads of the next tile begin early: K in chunks of 64 channels, V in
+    // pieces, two for each warpgroup.
     static constexpr int kChunks = KTile::kChunks;
     static constexpr int kPieces = 2, kPiece = kHalf / kPieces, kPieceChunks = kPiece / VTile::kChunkCols;
     static constexpr int kPieceBytes = kPieceChunks * VTile::kChunkBytes, kAllPieces = kGroups * kPieces;
     static_assert(kPieceChunks * VTile::kChunkCols == kPiece);
-    // While a warpgroup publishes P of a tile, it may still read P of the tile before, and the other warpgroup that of the one
-    // before that.
+    // While a warpgroup writes P of a tile, it may still read P of the previous tile, and the other warpgroup may still read P of
+    // the tile before the previous one.
     static constexpr int kPBuffers = 3;
     static constexpr int kTileBytes = QTile::kBytes + KTile::kBytes + VTile::kBytes + kPBuffers * PTile::kBytes;
 };

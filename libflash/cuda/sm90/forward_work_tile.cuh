@@ -1,4 +1,4 @@
-// A work tile of the sm_90a forward kernel: one query tile of one head, and what the warps need to know to compute it.
+// A work tile of the sm_90a forward kernel: one query tile of one head, with all data that the warps need to compute it.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -70,8 +70,7 @@ struct ForwardWorkTile {
     __device__ __forceinline__ int batch() const { return assignment.coordinates.batch; }
     __device__ __forceinline__ int head() const { return assignment.coordinates.head; }
 
-    // Rows of the sequence: the first one, the number that exist, the used length. In the plain instance they are the same for
-    // all sequences.
+    // Rows of the sequence: first row, number of rows, used length. In the plain instance they are the same for all sequences.
     __device__ __forceinline__ int start_q() const { return Traits::kDynamic ? q_rows.start : 0; }
     __device__ __forceinline__ int owned_q(const Params& params) const {
         return Traits::kDynamic ? q_rows.owned : params.q_lengths.capacity;
@@ -83,10 +82,10 @@ struct ForwardWorkTile {
     __device__ __forceinline__ int key_row(int tile) const { return (Traits::kDynamic ? first_key : 0) + tile * kBlockN; }
 
 private:
-    // Skips key tiles at the end that no row of the group sees, so that groups with fewer keys, or without rows, do not compute
-    // as long as the rest. One tile always remains. At most kStages - 1 are skipped: the group releases their stages of V only
-    // when K of its first tile has arrived, and the producer loads V of the skipped tiles before that K. In a longer work tile a
-    // group without rows gets no tile at all; this costs a pause between its work tiles.
+    // Skips key tiles at the end that no row of the group sees, so that groups with fewer keys or without rows take less time.
+    // One tile always remains. At most kStages - 1 are skipped: the group releases their stages of V only when K of its first
+    // tile has arrived, and the producer loads V of the skipped tiles before that K. In a work tile with more key tiles, a group
+    // without rows gets no tile at all; then it does not overlap its previous and its next work tile.
     __device__ __forceinline__ GroupKeyTiles key_tiles_of_group(const Params& params, int group) const {
         constexpr int kStages = Traits::kStages;
         const int first = keys.first_row + group * kGroupRows, diagonal = first + keys.shift,

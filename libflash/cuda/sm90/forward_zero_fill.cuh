@@ -1,6 +1,6 @@
-// The zero-fill warp of the sm_90a forward kernel. Rows of V beyond the sequence are multiplied by 0, which gives NaN where they
-// hold NaN or infinity. So this warp waits for a tile with such rows, zeroes them and only then marks its stage full. K needs
-// nothing: scores beyond the end are masked.
+// The zero-fill warp of the sm_90a forward kernel. Rows of V beyond the sequence are multiplied by P = 0, which gives NaN where
+// they hold NaN or infinity. So this warp waits for a tile with such rows, zeroes the rows and only then marks the stage full.
+// Rows of K need no zeros: scores beyond the end are masked.
 #pragma once
 
 #include "cuda/sm90/forward_tile_scheduler.cuh"

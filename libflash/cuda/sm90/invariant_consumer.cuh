@@ -1,7 +1,8 @@
 // The consumer warpgroups of the sm_90a prefill kernel for invariant rows, 64 query rows each: ForwardConsumer with the rule of
 // attention/invariant_softmax.cuh, whose units are halves of a key tile. Scores are computed for a whole tile, and P V of the
-// previous tile overlaps the softmax. Where registers are short, P of one half is in them at a time (kWholeTiles is false): it is
-// made while P V of the half before it runs, and P V of the earlier half runs after the scores of the next tile.
+// previous tile overlaps the softmax. Where registers are scarce (kWholeTiles is false), P of only one half at a time is in
+// registers: it is computed while P V of the previous half runs, and P V of the earlier half runs after the scores of the next
+// tile.
 #pragma once
 
 #include "cuda/attention/invariant_segments.h"
@@ -39,19 +40,19 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     const ForwardScores<Traits> scores{context};
     const ForwardEpilogue<Traits> epilogue{context};
 
-    // Where P of a whole tile is in registers: what its P V does.
+    // If P of a whole tile is in registers: how its P V must be issued.
     struct Pending {
         bool accumulates;  // o += P V, otherwise o = P V
         bool rescales;     // o is multiplied by `factor` between the halves
-        bool folds;        // before, o is folded, a segment that ended with the tile before
+        bool folds;        // first, o is folded: a segment ended with the previous tile
         float factor[2];
         Factors of_segment;
     };
     // State of a consumer warp.
     struct State : Position {
-        float s[2 * kUnitScores];                    // scores, then probabilities; those of the earlier keys are first
+        float s[2 * kUnitScores];                    // scores, then probabilities; the half with the earlier keys is first
         float o[kSums];                              // accumulator of P V of a segment
-        uint32_t p[kWholeTiles ? 2 : 1][kSteps][4];  // probabilities, rounded, of halves as in s, or of one half
+        uint32_t p[kWholeTiles ? 2 : 1][kSteps][4];  // probabilities, rounded: both halves as in s, or one half
         InvariantSoftmax<kUnit> softmax;
         Folded folded;     // the segments that have ended
         float inverse[2];  // the factors of the rows of the work tile that has ended,
@@ -60,7 +61,7 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     };
     static constexpr int kVotes = 1;    // named barrier of the first warpgroup
     static constexpr int kNoTile = -1;  // State::tile before the first work tile
-    // Of a key tile: the last of the work tile; an edge tile; the absent units.
+    // Of a key tile: whether it is the last of the work tile, whether it is an edge tile, and its absent units.
     struct TileInfo {
         bool last, edge;
         uint32_t absent;
@@ -73,7 +74,7 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
         ScheduleCursor cursor{};
         do {
             c.q.wait_full();
-            if (is_careful(c) && context.storage.work_tiles[c.slot].has_keys()) skip_stage(c, c.v);  // that without data
+            if (is_careful(c) && context.storage.work_tiles[c.slot].has_keys()) skip_stage(c, c.v);  // the stage without data
             while (context.storage.work_tiles[c.slot].has_keys()) {
                 is_careful(c) ? compute_carefully(c) : compute_work_tiles(c);
                 if (c.writes) write_rows(c);
@@ -88,13 +89,13 @@ struct InvariantConsumer : ForwardConsumerStages<Traits> {
     }
 
 private:
-    // Where P of a half is.
+    // The index in State::p of P of a half.
     __device__ __forceinline__ static constexpr int place_of(Half half) { return kWholeTiles ? half : 0; }
     template <Half kHalf>
     __device__ __forceinline__ static HalfScores& half(State& c) {
         return *reinterpret_cast<HalfScores*>(c.s + kHalf * kUnitScores);
     }
-    // Whether the work tile is one that is computed again.
+    // Whether the work tile is being recomputed.
     __device__ __forceinline__ bool is_careful(const State& c) const { return context.storage.work_tiles[c.slot].exact_maximum; }
     __device__ __forceinline__ float scale() const { return context.params.scale_log2; }
     // The slot of the work tile that has ended.
@@ -104,8 +105,8 @@ private:
         c.q.wait_full();
     }
 
-    // Computes work tiles until one without key tiles for this group. The rows of the last one are then in c.o. It begins as if
-    // a work tile with P = 0 had come before, for whose values the producer provides a stage without data.
+    // Computes work tiles until a work tile has no key tiles for this group. The rows of the last one are then in c.o. Begins as
+    // if the previous work tile had P = 0; the producer provides a stage of V without data for it.
     __device__ __forceinline__ void compute_work_tiles(State& c) const {
         c.softmax.clear();
         c.folded.clear();
@@ -148,7 +149,7 @@ private:
         wgmma_fence_operand(c.s);
         issue_scores(c);
         issue_last_values(c);
-        const bool ended = !kFirst && begins_segment((c.tile + 1) * kBlockN);  // a segment, with the tile before
+        const bool ended = !kFirst && begins_segment((c.tile + 1) * kBlockN);  // a segment ended with the previous tile
         [[maybe_unused]] Factors factors;
         if (ended) c.folded.end_segment(c.softmax, of_ended_segment(c, factors));
         const TileInfo tile_info = tile_info_of(c);
@@ -188,8 +189,8 @@ private:
             attend_to_earlier_half(c);
         }
     }
-    // Where the factors of a segment that has ended are: P of a whole tile is multiplied after the scores of the next tile have
-    // been issued, so until then o is not folded.
+    // The factors of a segment that has ended. With kWholeTiles they are kept in the state: P V of a tile is issued after the
+    // scores of the next tile, and o is not folded before.
     __device__ __forceinline__ static Factors& of_ended_segment(State& c, [[maybe_unused]] Factors& of_step) {
         if constexpr (kWholeTiles) {
             return c.pending.of_segment;
@@ -197,7 +198,7 @@ private:
             return of_step;
         }
     }
-    // While P V of the later half runs.
+    // Computes P of the earlier half while P V of the later half runs.
     __device__ __forceinline__ void attend_to_earlier_half(State& c) const {
         float factor[2];
         const bool rescale = c.softmax.apply(half<kEarlier>(c), scale(), false, factor);
@@ -207,12 +208,12 @@ private:
         if (rescale) multiply(c.o, factor);
         round_probabilities<kEarlier>(c);
     }
-    // Issues the P V of the previous tile that have not been issued.
+    // Issues those P V of the previous tile that have not been issued.
     __device__ __forceinline__ void issue_last_values(State& c) const {
         if constexpr (kWholeTiles) {
             if (c.pending.folds) fold(c, c.pending.of_segment);
             c.v.wait_full();
-            // The warps of a warpgroup must agree, for they wait for products together.
+            // The warps of a warpgroup must agree, because they wait for products together.
             const bool rescales = uniform(named_barrier_or(kVotes + c.thread.group, 128, c.pending.rescales));
             issue_values<kLater>(c, c.pending.accumulates);
             if (__builtin_expect(rescales, false)) {
@@ -223,13 +224,13 @@ private:
         }
         issue_values<kEarlier>(c, true);
     }
-    // While P V still runs: after it no product runs until the next step.
+    // Called while P V still runs; no product runs between P V and the next step.
     __device__ __forceinline__ void wait_for_k_unless_last(State& c) const {
         if (!c.last) c.k.wait_full();
     }
 
-    // A work tile with rows whose sums leave their range under the fast way of the softmax: unit by unit, one thing after the
-    // other. It is rare, and the code for it should be short.
+    // Recomputes a work tile with rows whose sums left their range on the fast path of the softmax: unit by unit, without
+    // overlap. This is rare, so the code is short rather than fast.
     __device__ __forceinline__ void compute_carefully(State& c) const {
         begin_work_tile(c);
         skip_values(c);
@@ -286,7 +287,8 @@ private:
         wgmma_fence_operand(c.o);
     }
 
-    // When all scores of a work tile are complete: its LSE and the factors of its rows; the softmax begins anew.
+    // Called when all scores of a work tile are complete. Writes its LSE, computes the factors of its rows, and resets the
+    // softmax.
     __device__ __forceinline__ void finish_softmax(State& c, Factors& factors) const {
         c.folded.end_segment(c.softmax, factors);
         auto rows = c.folded.rows(c.softmax);
@@ -294,12 +296,12 @@ private:
         c.folded.clear_rows();
         c.softmax.clear();
     }
-    // After the last P V of a segment that is not the last one.
+    // Called after the last P V of a segment, except for the last segment.
     __device__ __forceinline__ void fold(State& c, const Factors& factors) const {
-        // A zero that the compiler does not know. One that it knows it would move through uniform registers.
+        // A zero that the compiler does not recognise. It would move a known zero through uniform registers.
         const float zero = scale() - scale();
         if (Traits::kTmaStore && Traits::kSumsInShared > 0)
-            ForwardEpilogue<Traits>::RowStore::wait_for_rows(c.thread.lane);  // they were in the same memory
+            ForwardEpilogue<Traits>::RowStore::wait_for_rows(c.thread.lane);  // the rows were in the same memory
         c.folded.fold(c.o, factors, zero, sums_in_shared(c));
     }
     __device__ __forceinline__ uint32_t sums_in_shared(const State& c) const { return context.tiles.sums(c.thread.warp()); }

@@ -1,6 +1,6 @@
 // Invariant rows in a consumer thread of the sm_90a prefill kernel: the softmax and the accumulators of the segments that have
-// ended, in registers but for the last kInShared accumulators, which are in shared memory where registers are short. The current
-// segment has accumulators of its own, as in a thread block of sm80/decode_invariant.cuh.
+// ended. They are in registers, except for the last kInShared accumulators, which are in shared memory where registers are
+// scarce. The current segment has separate accumulators, as in sm80/decode_invariant.cuh.
 #pragma once
 
 #include "cuda/attention/invariant_softmax.cuh"
@@ -19,8 +19,8 @@ struct InvariantSums {
     using Factors = InvariantFold::Factors[2];
 
     float o[kOwn];
-    bool in_shared;                 // whether there are sums in shared memory; otherwise they are zeros
-    float kept_maximum[2], sum[2];  // as in OnlineSoftmax; sums are those of all lanes
+    bool in_shared;                 // whether shared memory holds sums; otherwise these sums are zeros
+    float kept_maximum[2], sum[2];  // as in OnlineSoftmax; sum: over all lanes
 
     __device__ __forceinline__ void clear_rows() {
 #pragma unroll
@@ -36,7 +36,7 @@ struct InvariantSums {
         for (int i = 0; i < kOwn; ++i) o[i] = 0.0f;
     }
 
-    // When all scores of a segment are complete; the next one begins.
+    // Called when all scores of a segment are complete. Begins the next segment.
     template <class Softmax>
     __device__ __forceinline__ void end_segment(Softmax& softmax, Factors& factors) {
 #pragma unroll
@@ -50,7 +50,7 @@ struct InvariantSums {
         softmax.begin_segment();
     }
 
-    // What the epilogue needs, as OnlineSoftmax has it.
+    // The interface of OnlineSoftmax that the epilogue needs.
     struct Rows {
         float kept_maximum[2], sum[2];
         bool unsafe[2];
@@ -62,8 +62,8 @@ struct InvariantSums {
         return {{kept_maximum[0], kept_maximum[1]}, {sum[0], sum[1]}, {softmax.is_unsafe(0), softmax.is_unsafe(1)}};
     }
 
-    // After its last P V: adds the accumulators of the segment and sets them to `zero`. The next P V adds to zeros, as that of
-    // mma.sync. `memory`: of the warp, in shared memory.
+    // Called after the last P V of a segment: adds its accumulators and sets them to `zero`. The next P V adds to zeros, as
+    // mma.sync in decode does. `memory`: the warp's shared memory.
     __device__ __forceinline__ void fold(Sums& segment, const Factors& factors, float zero, uint32_t memory) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i)
@@ -79,7 +79,7 @@ struct InvariantSums {
         }
         in_shared = true;
     }
-    // The same at the end of a work tile, where the sums of all segments are wanted.
+    // As fold(), at the end of a work tile: leaves the sums of all segments in `segment`.
     __device__ __forceinline__ void fold_into(Sums& segment, const Factors& factors, uint32_t memory) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) add_scaled_to_last(o[i], segment[i], factors[i / 2 % 2].folded, factors[i / 2 % 2].added);
@@ -94,7 +94,7 @@ struct InvariantSums {
     }
 
 private:
-    // Where the lane has the four sums from i on.
+    // The shared address of the lane's four sums from i on.
     __device__ __forceinline__ static uint32_t at(uint32_t memory, int i) {
         return memory + (i - kOwn) / 4 * 512 + hide_from_compiler(static_cast<int>(threadIdx.x)) % 32 * 16;
     }

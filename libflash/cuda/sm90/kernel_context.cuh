@@ -1,5 +1,5 @@
-// What all parts of a kernel work with: its parameters, tensor maps and shared memory. Each part holds a reference to it. (A part
-// that refers to another part instead keeps the compiler from holding both in registers.)
+// The context that all parts of a kernel use: its parameters, tensor maps and shared memory. Each part holds a reference to the
+// context. (If a part held a reference to another part, the compiler would not keep both in registers.)
 #pragma once
 
 namespace libflash::cuda::sm90 {
@@ -16,7 +16,7 @@ struct KernelContext {
         : params(p), maps(m), storage(*reinterpret_cast<SharedStorage*>(memory + SharedTiles::kBytes)), tiles{memory} {}
 };
 
-// The dynamic shared memory that a launch needs: tiles, storage, and what aligning the tiles may take.
+// The dynamic shared memory that a launch needs: tiles, storage, and padding to align the tiles.
 template <class SharedStorage, class SharedTiles, int kAlignment>
 constexpr int shared_bytes_of_kernel() {
     constexpr int kBytes = SharedTiles::kBytes + static_cast<int>(sizeof(SharedStorage)) + kAlignment;

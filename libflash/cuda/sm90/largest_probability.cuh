@@ -1,19 +1,21 @@
-// The largest score of a row from its largest probability, for the online softmax of sm_90a: a comparison of probabilities
-// overlaps with the exponentials, one of scores comes before them and reads registers while wgmma does. Probabilities are not
-// negative, so they are ordered as their bits are.
+// The largest score of a row from its largest probability, for the online softmax of sm_90a: comparing probabilities overlaps the
+// exponentials, while comparing scores would come before them and compete with wgmma for register bandwidth. Probabilities are
+// not negative, so they have the same order as their bits.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
 
 namespace libflash::cuda::sm90 {
 
-// Of a lane's elements until finish_row_largest(). Relative to the kept maximum, as the row sum is.
+// The largest probability of a lane's elements; after finish_row_largest(), of the row. Relative to the kept maximum, as the row
+// sum is.
 struct LargestProbability {
-    int largest[2];  // bits of it; NaN may be in it or not
+    int largest[2];  // its bits; a NaN may or may not be taken into account
 
     __device__ __forceinline__ void clear_largest() { largest[0] = largest[1] = 0; }
 
-    // of_three, a constant: by the instruction for the largest of three integers. With it the compiler needs more registers.
+    // of_three (a constant): uses the instruction for the largest of three integers, with which the compiler needs more
+    // registers.
     __device__ __forceinline__ void see_pair(int r, float p0, float p1, bool of_three) {
         if (of_three) {
             largest[r] = __vimax3_s32(largest[r], __float_as_int(p0), __float_as_int(p1));

@@ -1,11 +1,11 @@
 // Online softmax over the score accumulators of a warpgroup. Each thread holds parts of two rows: elements i with i / 2 % 2 == r
 // belong to row r. Four lanes share a row.
 //
-// Any finite number may be subtracted from the scores of a row; the maximum is merely the safe choice. It is computed in the
-// first tile and in edge tiles and kept for the others: wgmma leaves so little register file bandwidth that a comparison costs as
-// much as an exponential. A row whose sum exceeds kSumLimit is rescaled at once, before its probabilities are rounded. Only
-// scores that rise by about 88 (natural units) within one tile overflow; finish() reports it, and the work tile is recomputed
-// with the maximum of every tile.
+// Any finite number may be subtracted from the scores of a row; the maximum is the safe choice. It is computed in the first tile
+// and in edge tiles, and kept for the other tiles: wgmma leaves so little register file bandwidth that a comparison costs as much
+// as an exponential. A row whose sum exceeds kSumLimit is rescaled at once, before its probabilities are rounded. Only a rise of
+// the scores by about 88 (natural units) within one tile overflows; finish() reports this, and the work tile is recomputed with
+// the maximum of every tile.
 #pragma once
 
 #include "cuda/attention/online_softmax.cuh"
@@ -18,14 +18,14 @@
 
 namespace libflash::cuda::sm90 {
 
-// The statistics of rows that an instance computes: none; the largest score; also the entropy; also the entropy if apply() is
-// told so.
+// The statistics of rows that an instance computes. entropy: the largest score and the entropy. either: the entropy only if
+// apply() has `weighs`.
 enum class RowStatisticsKind { none, maxima, entropy, either };
 
 template <bool kEntropy, bool kLongSums>
 struct StatisticsOfRows : LargestProbability, std::conditional_t<kEntropy, EntropySums<1, kLongSums>, NoRowStatistics> {};
 
-// kKind: with these statistics of the rows (attention/row_statistics.cuh). kShortOfRegisters: of an instance that would spill.
+// kKind: the statistics of rows (attention/row_statistics.cuh). kShortOfRegisters: for an instance that would spill otherwise.
 template <int kBlockN, RowStatisticsKind kKind = RowStatisticsKind::none, bool kLongSums = false, bool kShortOfRegisters = false>
 struct OnlineSoftmax : std::conditional_t<kKind == RowStatisticsKind::none, NoRowStatistics,
                                           StatisticsOfRows<(kKind > RowStatisticsKind::maxima), kLongSums>> {
@@ -45,8 +45,8 @@ struct OnlineSoftmax : std::conditional_t<kKind == RowStatisticsKind::none, NoRo
     }
 
     // Turns scores into probabilities. `scale` converts scores to base-2 units. Returns true if the sums of P V must be
-    // multiplied by `factor`. weighs: with the sums for the entropy. Only where take_maximum is true may scores be -infinity;
-    // others would make the sums NaN, and finish() reports it.
+    // multiplied by `factor`. weighs: also computes the sums for the entropy. Then scores of -infinity make these sums NaN unless
+    // take_maximum is true, and finish() reports an overflow.
     __device__ __forceinline__ bool apply(float (&s)[kScores], float scale, bool take_maximum, float (&factor)[2],
                                           [[maybe_unused]] bool weighs = false) {
         const bool raised = take_maximum || needs_maximum;
@@ -82,8 +82,8 @@ struct OnlineSoftmax : std::conditional_t<kKind == RowStatisticsKind::none, NoRo
     __device__ __forceinline__ float largest_score(int r) const { return kept_maximum[r] + this->log2_of_largest(r); }
 
 private:
-    // A NaN leaves the kept maximum of its row unchanged and does not set needs_maximum: it must not change
-    // how other rows are computed.
+    // A NaN leaves the kept maximum of its row unchanged and does not set needs_maximum, so that it does not change how other
+    // rows are computed.
     __device__ __forceinline__ void raise_to_maximum(const float (&s)[kScores], float scale, float (&factor)[2]) {
         bool no_score = false;
 #pragma unroll
@@ -102,7 +102,7 @@ private:
         needs_maximum = __any_sync(0xffffffffu, no_score);
     }
 
-    // When the kept maximum of row r was `before`, and before its sum is multiplied by `factor`.
+    // Called after the kept maximum of row r was raised from `before`, and before its sum is multiplied by `factor`.
     __device__ __forceinline__ void rescale_statistics([[maybe_unused]] int r, [[maybe_unused]] float before,
                                                        [[maybe_unused]] float factor) {
         if constexpr (kMaxima) this->rescale_largest(r, factor);
@@ -123,14 +123,14 @@ private:
         sum[1] += part[1][0] + part[1][1];
     }
 
-    // Probabilities i - 1 and i. Integers where there are registers for them: not with the sums of the entropy; and floats in the
-    // last pair of each row are enough where few are missing.
+    // Compares probabilities i - 1 and i: as integers where there are registers for it, as floats with the sums of the entropy.
+    // With kShortOfRegisters, floats for the last pair of each row save enough registers.
     __device__ __forceinline__ void see_pair_before(const float (&p)[kScores], int i) {
         const bool of_three = !kEntropy && !(kShortOfRegisters && i >= kScores - 4);
         this->see_pair(i / 2 % 2, p[i - 1], p[i], of_three);
     }
 
-    // The same with the sums for the entropy.
+    // As exponentiate(), with the sums for the entropy.
     template <bool kHidden>
     __device__ __forceinline__ void exponentiate_weighted(float (&s)[kScores], float scale) {
         float part[2][2] = {}, weighted_part[2][2] = {};
@@ -151,8 +151,8 @@ private:
         }
     }
 
-    // Raises the kept maximum of rows with large sums. The lanes of a row must use the same one, so they take the largest of
-    // their sums first.
+    // Raises the kept maximum of rows with large sums. The lanes of a row must have the same kept maximum, so they use the
+    // largest of their sums.
     __device__ __forceinline__ void rescale_large_sums(float (&s)[kScores], float (&factor)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

@@ -44,9 +44,8 @@ struct PipelineState {
     }
 };
 
-// A consumer warp that has read values from a stage releases it by one arrival, which is ordered after the reads of all its
-// lanes by the matrix products of the warp. racecheck sees only the order of an arriving thread and a waiting one, so in a build
-// for it every lane arrives.
+// A consumer warp releases a stage by one arrival. The matrix products of the warp order this arrival after the reads of all its
+// lanes. racecheck sees only the order of an arriving and a waiting thread, so in a build for racecheck every lane arrives.
 #ifdef LIBFLASH_RACECHECK
 constexpr bool kAllLanesArrive = true;
 #else

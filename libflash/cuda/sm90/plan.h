@@ -32,14 +32,14 @@ bool supports_prefix(const KernelConfig& config, const DecodeProblem& problem, s
 bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why);
 
-// The same of forward and backward with more than 256 channels, which have kernels of their own.
+// As supports(), for forward and backward with more than 256 channels, which have separate kernels.
 bool supports_wide_forward(const AttentionProblem& problem, std::string* why);
 bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 
 // Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
 // bytes.
 bool tma_reads(const TensorView& tensor);
-// The same of all tensors that the kernels of a problem read by TMA; if not, `why` as in problem/check.h.
+// Whether TMA can read all tensors that the kernels of a problem read by TMA; if not, fills in `why` as in problem/check.h.
 bool tma_reads_all(const AttentionProblem& problem, std::string* why);
 
 }  // namespace libflash::cuda::sm90

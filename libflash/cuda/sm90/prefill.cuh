@@ -1,6 +1,6 @@
-// The long chunks of a decode call on sm_90a: the forward kernel over a cache. Its producer loads K and V through TMA from pages
-// or entries (forward_cached_keys.cuh), and its scheduler takes the sequences with enough query rows; the decode kernels take the
-// others. Invariant rows have an instance of their own.
+// The long chunks of a decode call on sm_90a: the forward kernel over a cache. Its producer loads K and V by TMA from pages or
+// entries (forward_cached_keys.cuh), and its scheduler selects the sequences with enough query rows; the decode kernels compute
+// the other sequences. Invariant rows have a separate instance.
 #pragma once
 
 #include "cuda/sm90/forward.cuh"

@@ -1,4 +1,5 @@
-// The options of decode that the prefill kernels of sm_90a lack. Where they lack one, the decode kernels take all rows.
+// The options of decode that the prefill kernels of sm_90a do not support. With such an option the decode kernels compute all
+// rows.
 #include "cuda/attention/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/sm90/forward_instance.h"
@@ -9,7 +10,7 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// The first requested option that the kernels lack, or nullptr.
+// The first requested option that the kernels do not support, or nullptr.
 const char* option_prefill_lacks(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
     if (cache.dtype != problem.dtype) return "k_cache of 8 bits";

@@ -1,4 +1,4 @@
-// The plan of the prefill kernels of sm_90a: that of forward with lengths on the device.
+// The plan of the prefill kernels of sm_90a: as the plan of forward with lengths on the device.
 #include <algorithm>
 
 #include "cuda/attention/long_sums.h"
@@ -21,7 +21,7 @@ PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, con
     plan.tile_k = forward_tile_k(config, instance);
     plan.fewest_rows = fewest_prefill_rows(plan.tile_q, instance);
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded;
-    // kL2Bytes as the size of a head makes head groups of one head, as in forward.
+    // With kL2Bytes as the size of a head, each head group has one head, as in forward.
     plan.schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, kL2Bytes, causal);
     const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), static_cast<int>(instance)); };
     const int64_t tiles = blocks_of(plan.schedule);

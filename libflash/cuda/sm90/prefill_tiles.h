@@ -1,4 +1,4 @@
-// Which chunks of a decode call the prefill kernels take, and their sums. Host only, no CUDA header.
+// Which chunks of a decode call the prefill kernels compute, and how many keys their rows see. Host only, no CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 
 namespace libflash::cuda::sm90 {
 
-// Query rows of a sequence from which on the prefill kernel takes it. A work tile takes the same time however many of its rows
-// exist, and a full one has about twice the rate of the decode kernels: from half a tile on it is not slower.
-// For invariant rows decode reads the keys for every 16 rows of a key head.
+// The prefill kernel computes sequences with at least this many query rows. A work tile takes the same time for any number of
+// rows, and a full tile has about twice the rate of the decode kernels: from half a tile on, prefill is not slower. For invariant
+// rows a quarter of a tile suffices, because decode reads the keys again for every 16 rows of a key head.
 inline int64_t fewest_prefill_rows(int64_t tile_q, ForwardInstance instance) {
     return instance == ForwardInstance::invariant ? tile_q / 4 : tile_q / 2;
 }
@@ -21,9 +21,9 @@ inline ForwardInstance prefill_instance(const DecodeProblem& problem) {
     return problem.invariant_rows ? ForwardInstance::invariant : ForwardInstance::cache;
 }
 
-// Whether the call may have enough work tiles: for half of the multiprocessors, if long chunks have all rows but one for each
-// sequence. With fewer the decode kernels, which split keys, use more of the GPU. Only the number of all rows is known. For
-// invariant rows an eighth suffices.
+// Whether the call may have enough work tiles for half of the multiprocessors (invariant rows: an eighth). With fewer work tiles
+// the decode kernels, which split keys, use more of the GPU. The host knows only the number of all rows, and assumes that the
+// long chunks have all rows except one for each sequence.
 inline bool pays_for_prefill(const KernelConfig& config, const DecodeProblem& problem, int multiprocessors) {
     const bool packed = problem.q_rows.packed();
     const ForwardInstance instance = prefill_instance(problem);

@@ -10,7 +10,7 @@ struct QueryTilePosition {
     int head, tile;
     int left;  // number of tiles left, this one included
 };
-// The same under a block mask, where nobody has counted the tiles: `left` is 0 after the last one, else 1.
+// The position under a block mask, where the number of tiles is not known: `left` is 0 after the last tile, else 1.
 struct VisibleTilePosition : QueryTilePosition {
     int cursor;  // of QueryTiles::next
 };

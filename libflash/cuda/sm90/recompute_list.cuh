@@ -1,5 +1,5 @@
 // The work tiles that must be recomputed with the exact maximum of every tile, because rows of them overflowed under a kept
-// maximum. In shared memory: consumer warps add to it; all warps read it after the first pass over the work tiles.
+// maximum. The list is in shared memory: consumer warps add to it; all warps read it after the first pass over the work tiles.
 #pragma once
 
 #include <climits>

@@ -11,8 +11,8 @@ __device__ __forceinline__ void release_stage(PipelineState<kStages>& state, int
     state.advance();
 }
 
-// Of a warpgroup without rows: only releases the tiles of K and V that the producer loads. All lanes have seen a phase before it
-// can end: one that fell behind would wait for the phase after the next one.
+// For a warpgroup without rows: only releases the tiles of K and V that the producer loads. All lanes must have seen a phase
+// before it can end: a lane that fell behind would mistake a later phase for it.
 template <int kStages>
 __device__ __forceinline__ void skip_tiles(PipelineState<kStages> k, PipelineState<kStages> v, int tiles, int lane) {
 #pragma unroll 1

@@ -16,10 +16,10 @@ struct SequenceOrder {
 
     __device__ __forceinline__ explicit SequenceOrder(const ForwardParams& params)
         : base(params.sequence_order), batch(params.batch) {}
-    __device__ __forceinline__ int* counter() const { return base; }  // units taken beyond the first two of each thread block
+    __device__ __forceinline__ int* counter() const { return base; }  // units taken after the first two of each thread block
     __device__ __forceinline__ int& units() const { return base[1]; }
-    __device__ __forceinline__ int* sequence() const { return base + 2; }       // by position in the order: its sequence
-    __device__ __forceinline__ int* first() const { return base + 2 + batch; }  // its first unit; at the end, all units
+    __device__ __forceinline__ int* sequence() const { return base + 2; }       // by position in the order: the sequence
+    __device__ __forceinline__ int* first() const { return base + 2 + batch; }  // likewise: its first unit; at the end, all units
     __device__ __forceinline__ int* previous_unit() const {
         // For each unit: the unit that its thread block took before it, or -1.
         return base + 3 + 2 * int64_t{batch};
@@ -51,8 +51,8 @@ struct SequenceOrder {
 
 constexpr int kOrderThreads = 512;
 
-// One thread block writes the order. It sorts kOrderThreads sequences at a time, not all together: of so many sequences none is a
-// large part of the work. Unit numbers are clamped to the size of the workspace, however wrong the lengths are.
+// One thread block writes the order. It sorts groups of kOrderThreads sequences, not all sequences: among more sequences none is
+// a large part of the work. Unit numbers are clamped to the size of the workspace, so that wrong lengths do no harm.
 template <class Kernel, int kTileRows, class Params>
 __global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ Params params) {
     __shared__ int keys[kOrderThreads], sums[kOrderThreads];

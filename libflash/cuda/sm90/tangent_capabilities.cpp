@@ -1,4 +1,4 @@
-// The options that the tangent kernels of sm_90a lack. plan/selection.cpp checks dtype, head dims and device.
+// The options that the tangent kernels of sm_90a do not support. plan/selection.cpp checks dtype, head dims and device.
 #include <initializer_list>
 #include <utility>
 

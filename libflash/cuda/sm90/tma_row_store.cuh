@@ -14,8 +14,8 @@ struct TmaRowStore {
         if (lane == 0) tma_store_wait_read<0>();
         __syncwarp();
     }
-    // Stores the rows from `first_row` on. round(x, i) makes a word of two neighbouring sums x[0] and x[1]; their row of the two
-    // that a thread has is i % 2.
+    // Stores the rows from `first_row` on. round(x, i) packs two neighbouring sums x[0] and x[1] into a word; they belong to row
+    // i % 2 of the thread's two rows.
     template <class Round>
     __device__ static __forceinline__ void write_rows(uint32_t tile, int first_row, int lane, const float (&sums)[kCols / 2],
                                                       const Round& round) {

@@ -1,4 +1,4 @@
-// How the warps of a thread block divide into roles: the first warpgroup is the producer, the last ones are consumers.
+// The roles of the warps of a thread block: the first warpgroup is the producer, the other warpgroups are consumers.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
@@ -6,7 +6,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// The number of the warp. The shuffle tells the compiler that all lanes have the same.
+// The number of the warp. The shuffle tells the compiler that it is the same in all lanes.
 __device__ __forceinline__ int uniform_warp() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0); }
 
 // Runs the roles. The producer needs few registers, so it leaves the rest to the consumers.

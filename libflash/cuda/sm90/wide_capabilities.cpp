@@ -1,4 +1,5 @@
-// The options that forward and backward for more than 256 channels lack; then the sm80 kernels for wide heads take the call.
+// The options that forward and backward with more than 256 channels do not support. With such an option the sm80 kernels for wide
+// heads run.
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/shard_options.h"
@@ -8,7 +9,7 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// The first requested option that the kernels lack, or nullptr.
+// The first requested option that the kernels do not support, or nullptr.
 const char* option_wide_heads_lack(const AttentionProblem& p) {
     if (p.dropout.active()) return "dropout_p";
     if (p.alibi_slopes.present) return "alibi_slopes";
@@ -17,7 +18,7 @@ const char* option_wide_heads_lack(const AttentionProblem& p) {
     return p.block_mask.present ? "block_mask" : nullptr;
 }
 
-// What forward and backward have in common.
+// The checks that forward and backward have in common.
 bool supports_wide_heads(const AttentionProblem& problem, std::string* why) {
     if (const char* option = option_wide_heads_lack(problem)) return reject(why, option, ": the kernel does not support it");
     if (!tma_reads_all(problem, why)) return false;
@@ -41,7 +42,7 @@ bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& 
         !writes_vectors("dk", problem, problem.dk, problem.head_dim, why) ||
         !writes_vectors("dv", problem, problem.dv, problem.head_dim_v, why))
         return false;
-    // dk and dv have several launches where sums are longer.
+    // Only keys are limited: for long sums over query rows, dk and dv have several launches.
     const int64_t keys = longest_sum(problem, config.tile_q), most = most_keys_of_accumulators(config);
     if (keys <= most) return true;
     return reject(why, "k: the kernel adds up at most ", most, " keys without loss of precision (", keys, ")");

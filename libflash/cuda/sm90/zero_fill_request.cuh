@@ -8,7 +8,7 @@ namespace libflash::cuda::sm90 {
 struct ZeroFillRequest {
     PipelineBarriers<1> barriers;
     uint32_t phase;    // of the producer warp
-    int stage, count;  // the stage of V, and how many of its rows belong to the sequence; count -1: no more requests
+    int stage, count;  // the stage of V, and how many of its rows belong to the sequence; count -1: there are no more requests
 
     __device__ __forceinline__ void init() {
         barriers.init(1);

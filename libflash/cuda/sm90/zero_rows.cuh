@@ -5,7 +5,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// A warpgroup zeroes the rows [begin, end) of the tile at that shared address.
+// A warpgroup zeroes the rows [begin, end) of the tile at a shared address.
 template <class Tile>
 __device__ __forceinline__ void zero_rows(uint32_t tile, int begin, int end) {
     constexpr int kVectors = Tile::kChunks * 8;  // of 16 bytes in a row

@@ -1,8 +1,8 @@
 // The elements of a thread's accumulators, for loops that need their positions. An accumulator consists of blocks of 16 rows and
 // 8 columns, both in mma.sync and in wgmma: in lane 4 * g + t, element e of a block is in row g + 8 * (e / 2) and column
-// 2 * t + e % 2. Rows and columns here are relative to the lane's first one.
+// 2 * t + e % 2. Rows and columns here are relative to the lane's first row and column.
 //
-// The order of the elements matters: the compiler keeps it, and the use of registers depends on it.
+// The order of the elements matters: the compiler keeps this order, and the number of registers depends on it.
 #pragma once
 
 namespace libflash::cuda {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void for_accumulator_rows(float (&c)[kSlabs][kBlocks]
                     for (int e = 0; e < 2; ++e) rule(c[a][n][2 * r + e], n * 8 + e);
             });
 }
-// The same for an accumulator of wgmma, whose elements are numbered 4 * block + e.
+// As above, for an accumulator of wgmma, whose elements are numbered 4 * block + e.
 template <int kElements, class ForRow>
 __device__ __forceinline__ void for_accumulator_rows(float (&c)[kElements], const ForRow& for_row) {
 #pragma unroll

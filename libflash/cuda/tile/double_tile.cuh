@@ -9,12 +9,11 @@
 
 namespace libflash::cuda {
 
-// Columns of a product A B^T that are processed at once.
+// Terms of a product A B^T that are processed at once.
 constexpr int kTermStep = 16;
 
-// kCols: a power of two, 8 or more. Groups of four neighbouring numbers are permuted within 128 bytes, so that a fragment of
-// four rows by four columns, one of four columns by four rows, and one of four columns by every second of eight rows take each
-// bank once.
+// kCols: a power of two, 8 or more. Groups of four neighbouring numbers are permuted within 128 bytes, so that these fragments
+// access each bank once: four rows by four columns, four columns by four rows, and four columns by every second of eight rows.
 template <int kRows, int kCols>
 struct DoubleTile {
     static constexpr int kBytes = kRows * kCols * 8, kColumns = kCols;
@@ -22,7 +21,7 @@ struct DoubleTile {
 
     double* data;
 
-    // What the number of a group of a row is combined with.
+    // The number that is combined by exclusive or with the number of a group of the row.
     __device__ static __forceinline__ unsigned permutation(unsigned row) {
         return kIsNarrow ? row / 2 % 2 : row / 2 % 4 ^ row % 2 * 2;
     }
@@ -32,9 +31,9 @@ struct DoubleTile {
         return data[row * kCols + (col ^ permutation(row) * 4)];
     }
 
-    // Loads rows [first, first + kRows) of a matrix of `rows` x `cols`; what is outside becomes 0, up to the next multiple of
-    // kTermStep columns. Rows of the matrix are `stride` apart and aligned to a number only. Nothing is kept from call to call,
-    // because registers are short.
+    // Loads rows [first, first + kRows) of a matrix of `rows` x `cols`; elements outside of the matrix become 0, up to the next
+    // multiple of kTermStep columns. Rows of the matrix are `stride` apart and aligned to 8 bytes. No addresses are kept from
+    // call to call, because registers are scarce.
     template <int kThreads>
     __device__ __forceinline__ void load_async(const double* matrix, int64_t stride, int first, int rows, int cols,
                                                int thread) const {
@@ -48,7 +47,7 @@ struct DoubleTile {
         }
     }
 
-    // The same. Two numbers are copied at a time where the rows are aligned to them and have an even number of columns.
+    // As load_async(), but copies two numbers at a time if rows are 16-byte aligned and have an even number of columns.
     template <int kThreads>
     __device__ __forceinline__ void load_pairs_async(const double* matrix, int64_t stride, int first, int rows, int cols,
                                                      int thread) const {
@@ -88,7 +87,7 @@ template <int kRowBlocks>
 constexpr bool kInPairs = false;
 #endif
 
-// c[..][n] += A b for 4 kSteps columns of A: a[r][i] is the fragment of block r of its rows and columns 4i on.
+// c[..][n] += A b for 4 kSteps columns of A: a[r][i] is the fragment of A's row block r and columns from 4 i on.
 template <int kSteps, int kRowBlocks, int kColBlocks>
 __device__ __forceinline__ void add_products(DoubleBlocks<kRowBlocks, kColBlocks>& c, int n,
                                              const double (&a)[kRowBlocks][kSteps], const double (&b)[kSteps]) {
@@ -101,7 +100,8 @@ __device__ __forceinline__ void add_products(DoubleBlocks<kRowBlocks, kColBlocks
     }
 }
 
-// c += A B^T over kTermStep columns from `first` on: the rows of A from `row` on, the rows of B from `col` on. g, t: of the lane.
+// c += A B^T over kTermStep columns from `first` on: the rows of A from `row` on, the rows of B from `col` on. The lane is 4 * g
+// + t.
 template <int kRowBlocks, int kColBlocks, class A, class B>
 __device__ __forceinline__ void add_terms(DoubleBlocks<kRowBlocks, kColBlocks>& c, const A& a, int row, const B& b, int col,
                                           int first, unsigned g, unsigned t) {
@@ -127,8 +127,8 @@ __device__ __forceinline__ void add_terms(DoubleBlocks<kRowBlocks, kColBlocks>& 
     }
 }
 
-// Whether two warps of forward share the channels of a score. The other kernels add in the same order: where a score is large,
-// exp(score - LSE) is more exact if both have the same rounding errors.
+// Whether two warps of forward share the channels of a score. The other kernels add in the same order as forward: where a score
+// is large, exp(score - LSE) is more accurate if score and LSE have the same rounding errors.
 template <int kHeadDim>
 constexpr bool kScoresHaveTwoParts = kHeadDim > 128;
 
@@ -154,7 +154,8 @@ __device__ __forceinline__ void add_scores(DoubleBlocks<kRowBlocks, kColBlocks>&
     }
 }
 
-// Columns of a matrix as wide as the head, which the warps of a thread block share: each has every kWarps-th block of 8.
+// The columns of a matrix as wide as the head are divided among the warps of a thread block: each warp has every kWarps-th block
+// of 8.
 template <int kWarps>
 __device__ __forceinline__ int column_of_warp(int block, int warp) {
     return (block * kWarps + warp) * 8;
@@ -191,7 +192,7 @@ __device__ __forceinline__ void add_values(DoubleBlocks<kRowBlocks, kColBlocks>&
     }
 }
 
-// Writes such an accumulator to a tile, from which rows are stored with little code.
+// Writes the accumulator of add_values() to a tile, from which rows can be stored with little code.
 template <int kWarps, int kRowBlocks, int kColBlocks, class Tile>
 __device__ __forceinline__ void stage(const DoubleBlocks<kRowBlocks, kColBlocks>& c, const Tile& tile, int warp, int lane) {
 #pragma unroll

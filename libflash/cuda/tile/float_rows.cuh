@@ -1,5 +1,5 @@
-// Rows of floats in shared memory on their way to rows of any type and alignment in global memory. One loop writes them, not
-// unrolled: code that writes wide rows from registers would be long, once more for each type.
+// Rows of floats in shared memory, from which they are written to rows of any type and alignment in global memory. A loop that is
+// not unrolled writes them: code that writes wide rows from registers would be long, and needed for each type.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -14,14 +14,14 @@ struct FloatRows {
 
     char* shared;
 
-    // Eight channels of a row. The chunks of four neighbouring rows change places, so that the lanes of an accumulator block
-    // write to different banks.
+    // The address of eight channels (a chunk) of a row. The chunks of four neighbouring rows are permuted, so that the lanes of
+    // an accumulator block write to different banks.
     __device__ __forceinline__ float* chunk(int row, int number) const {
         return reinterpret_cast<float*>(shared) + row * kChannels + (number ^ (row & 3)) * 8;
     }
 
-    // Writes `rows` rows with `channels` channels each: x + weight(row) * old. With a weight of 0, x, whatever was there.
-    // `vectors`: rows can be written 16 bytes at a time. All threads call it.
+    // Writes `rows` rows with `channels` channels each: x + weight(row) * old. With a weight of 0 it writes x, even if the old
+    // value is NaN. `vectors`: rows can be written 16 bytes at a time. All threads call it.
     template <class Out, class WeightOf>
     __device__ __forceinline__ void store(Out* to, int64_t stride, int rows, int channels, bool vectors, const WeightOf& weight,
                                           int thread) const {
@@ -33,7 +33,7 @@ struct FloatRows {
     }
 
 private:
-    // Of eight channels, `cols` exist.
+    // Writes eight channels, of which `cols` exist.
     template <class Out>
     static __device__ __forceinline__ void store_chunk(Out* to, int cols, bool vectors, float weight, const float* from) {
         constexpr int kAtOnce = 16 / sizeof(Out);

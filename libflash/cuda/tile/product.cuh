@@ -28,8 +28,8 @@ struct Product {
         for (int t = 0; t < kAhead && t < kAll; ++t) load_b(t / kPairs, t % kPairs, bf[t]);
     }
 
-    // After start(). c[a][n]: accumulator blocks of 16 rows and 8 columns. between(step) is called before each step, for other
-    // work to interleave.
+    // Called after start(). c[a][n]: accumulator blocks of 16 rows and 8 columns. between(step) is called before each step, so
+    // that callers can interleave other work.
     template <class Between>
     __device__ __forceinline__ void add_to(float (&c)[kSlabs][kBlocks][4], const Between& between) {
 #pragma unroll

@@ -3,8 +3,8 @@
 //   rows of a multiple of 128 bytes: groups of 8 chunks, chunk c of row r is stored at c ^ (r % 8)
 //   other rows (64, 192, ... bytes): groups of 4 chunks, chunk c of row r is stored at c ^ (r / 2 % 4); two rows share 128
 //   bytes
-// Either way the 8 rows of an 8x8 matrix are in 8 different groups of 4 banks. A step of 16 columns below is 8 columns of
-// floats: 32 bytes.
+// In both cases the 8 rows of an 8x8 matrix are in 8 different groups of 4 banks. Below, a step is 32 bytes: 16 columns, or 8
+// columns of floats.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +29,13 @@ struct SharedTile {
         return row * kRowBytes + (((chunk & ~(kGroup - 1)) | ((chunk ^ twist) & (kGroup - 1))) << 4);
     }
 
-    // ldmatrix addresses of chunk columns that are compile-time constants: `base` holds the lane's row, `twist` its swizzle.
-    // Another pair of chunks is an exclusive or, another group an addition.
+    // ldmatrix addresses for chunk columns that are compile-time constants. `base` holds the lane's row, `twist` its swizzle.
+    // Another pair of chunks is reached by an exclusive or, another group by an addition.
     struct LaneAddress {
         uint32_t base;   // address of the lane's row
         uint32_t twist;  // (lane's chunk within the pair ^ row's swizzle) * 16
 
-        // Address of the lane's row in columns [16 * step, 16 * step + 16), `row` rows further down (a multiple of 16).
+        // Address for columns [16 * step, 16 * step + 16) of the row that is `row` rows (a multiple of 16) below the lane's row.
         __device__ __forceinline__ uint32_t at(int row, int step) const {
             constexpr int kSteps = kGroup / 2;
             return base + row * kRowBytes + step / kSteps * (kGroup * 16) + (twist ^ ((step % kSteps) << 5));
@@ -66,7 +66,8 @@ struct SharedTile {
     __device__ static __forceinline__ LaneAddress b_address(uint32_t tile, int lane) {
         return lane_address(tile, (lane >> 4) * 8 + (lane & 7), (lane >> 3) & 1);
     }
-    // The same, stored [k][column] and loaded with .trans: (k 0-7, n 0-7), (k 8-15, n 0-7), (k 0-7, n 8-15), (k 8-15, n 8-15).
+    // B fragments of two neighbouring blocks, stored [k][column] and loaded with .trans: (k 0-7, n 0-7), (k 8-15, n 0-7), (k 0-7,
+    // n 8-15), (k 8-15, n 8-15).
     __device__ static __forceinline__ LaneAddress b_trans_address(uint32_t tile, int lane) {
         return lane_address(tile, ((lane >> 3) & 1) * 8 + (lane & 7), lane >> 4);
     }
@@ -75,13 +76,13 @@ struct SharedTile {
     // 8-15, rows 8-15).
     __device__ static __forceinline__ LaneAddress a_trans_address(uint32_t tile, int lane) { return b_address(tile, lane); }
 
-    // Floats of a product that sums over the rows of the tile: lane 4 * g + t reads rows 2t and 2t + 1 of eight, in column g of
-    // eight, as k = t and k = t + 4 of a fragment. This permutation of the eight rows is the one with which an accumulator
-    // block is an A operand.
+    // Floats for a product that sums over the rows of the tile: lane 4 * g + t reads rows 2t and 2t + 1 of eight, in column g of
+    // eight, as k = t and k = t + 4 of a fragment. With this permutation of the eight rows an accumulator block can be an A
+    // operand.
     struct RowPair {
         LaneAddress even, odd;
 
-        // The eight rows `row` further down (a multiple of 8), columns from 8 * `block` on.
+        // Loads from the eight rows that are `row` rows (a multiple of 8) below, columns from 8 * `block` on.
         __device__ __forceinline__ void load(int row, int block, uint32_t& x, uint32_t& y) const {
             x = load_shared(even.at(row, block));
             y = load_shared(odd.at(row, block));
@@ -90,7 +91,7 @@ struct SharedTile {
     __device__ static __forceinline__ RowPair row_pair(uint32_t tile, int lane) {
         return row_pair_at(tile, lane % 4 * 2, lane / 4 / 4, lane / 4 % 4);
     }
-    // The same for a tile that store_columns() wrote.
+    // As row_pair(), for a tile that store_columns() wrote.
     __device__ static __forceinline__ RowPair row_pair_of_columns(uint32_t tile, int lane) {
         return row_pair_at(tile, lane % 4 * 2, lane / 4 % 2, lane / 4 / 2);
     }
@@ -101,8 +102,8 @@ struct SharedTile {
         return pair;
     }
 
-    // Writes a float accumulator block of 16 rows, from column 8 * `block` on: the even ones of its eight columns to the first
-    // four, the odd ones to the last four. An A fragment loaded from there has the permutation of row_pair().
+    // Writes a float accumulator block of 16 rows, from column 8 * `block` on: its even columns to the first four columns, its
+    // odd columns to the last four. An A fragment that is loaded from this block has the permutation of row_pair().
     __device__ static __forceinline__ void store_columns(uint32_t tile, int first_row, int block, int lane, const float (&x)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
@@ -145,8 +146,8 @@ struct SharedTile {
 #endif
     }
 
-    // For 16-bit values: writes rows [first_row, min(first_row + kRows, row_limit)) of the tile to a matrix, `col_limit`
-    // columns of them. `vectors`: the rows of the matrix are 16-byte aligned and whole chunks. All kThreads threads call it.
+    // For 16-bit values: writes `col_limit` columns of rows [first_row, min(first_row + kRows, row_limit)) to a matrix.
+    // `vectors`: the rows of the matrix are 16-byte aligned and whole chunks. All kThreads threads call it.
     template <int kThreads, class T>
     __device__ static __forceinline__ void store(const char* tile, T* matrix, int64_t row_stride, int first_row, int row_limit,
                                                  int col_limit, bool vectors, int thread) {
@@ -164,7 +165,7 @@ struct SharedTile {
         }
     }
 
-    // load_async for any alignment: value by value and synchronous; the data is visible after a barrier.
+    // As load_async(), for any alignment: copies value by value and synchronously; the data is visible after a barrier.
     template <int kThreads, class T>
     __device__ static __forceinline__ void load_slow(char* tile, const T* matrix, int64_t row_stride, int first_row,
                                                      int row_limit, int col_limit, int thread) {

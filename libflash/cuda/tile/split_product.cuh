@@ -1,8 +1,8 @@
 // Products of float matrices by tf32 instructions, with the accuracy of float (3xTF32). Each value is split into two tf32
 // numbers, high + low; of the four products of these parts all but low * low are computed and added in float.
 //
-// The adders of the tensor cores truncate instead of rounding, so no sum stays in them for long: the small products have
-// accumulators of their own, and after at most kHeadDim or 32 terms the sums are added to the result by rounding additions.
+// The adders of the tensor cores truncate instead of rounding. Therefore the small products have separate accumulators, and after
+// at most kHeadDim or 32 terms the accumulators are added to the result by rounding additions.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct SplitRows {
         for (int e = 0; e < 4; ++e) split_left(bits_of(block[e]), high[slab][e % 2 * 2 + e / 2], low[slab][e % 2 * 2 + e / 2]);
     }
 
-    // Multiplies one column block; separate sums of large and small products.
+    // Multiplies one column block, with separate sums of large and small products.
     __device__ __forceinline__ void multiply(float (&large)[4], float (&small)[4], int slab, const uint32_t (&x)[2],
                                              const uint32_t (&x_low)[2]) const {
         mma_m16n8k8(small, low[slab], x[0], x[1]);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void add_split_product(float (&c)[kSlabs][kBlocks][4]
     }
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-        // This branch also keeps the compiler from starting all blocks at once, for which there are too few registers.
+        // This branch also keeps the compiler from starting all blocks at once, which would need too many registers.
         if (n % (kSlabs > 1 ? 2 : 4) == 0 && n * 8 >= cols) break;
         float large[kSlabs][1][4], small[kSlabs][1][4];
         clear(large);

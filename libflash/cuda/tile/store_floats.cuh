@@ -23,9 +23,9 @@ __device__ __forceinline__ void store_floats(float* row, int cols, bool vectors,
     }
 }
 
-// x + weight * old replaces what is there; where weight is 0, x does, whatever was there. Otherwise as store_floats(), for rows
-// of floats or, without `vectors`, of 16-bit values. The whole warp calls it; cols <= 0: nothing is stored. Its barriers keep the
-// compiler from loading more old values at once than it has registers.
+// Replaces old values by x + weight * old; if weight is 0, by x, even if the old value is NaN. Otherwise as store_floats(), for
+// rows of floats or, without `vectors`, of 16-bit values. The whole warp calls it; with cols <= 0 it stores nothing. The barriers
+// keep the compiler from loading more old values at once than there are registers for.
 template <int kBlocks, class Out, class Values>
 __device__ __forceinline__ void store_sums(Out* row, int cols, bool vectors, float weight, const Values& x) {
     if (std::is_same<Out, float>::value && vectors) {

@@ -3,8 +3,8 @@
 // row r is stored at g ^ (r % 8). The hardware takes these bits from the address, so a tile begins at a multiple of 1024.
 //
 // A wgmma descriptor gives the location of an operand. Its low word holds address / 16 and the stride between chunks, its high
-// word the stride between groups of 8 rows and the swizzle mode. Moving along the columns or rows of a tile changes the low
-// word only.
+// word the stride between groups of 8 rows and the swizzle mode. Moving along the columns or rows of a tile changes only the low
+// word.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct SwizzledTile {
     static constexpr int kChunkBytes = kRows * 128;
     static constexpr int kBytes = kChunks * kChunkBytes;
     static constexpr int kAlignment = 1024;
-    // The first aligned address in memory that was allocated with kAlignment bytes to spare.
+    // The first aligned address in `memory`, which has kAlignment extra bytes.
     __device__ static __forceinline__ char* align(char* memory) {
         return memory + (kAlignment - shared_address(memory) % kAlignment) % kAlignment;
     }
@@ -33,8 +33,8 @@ struct SwizzledTile {
         return group / 8 * kChunkBytes + row * 128 + (((group ^ row) & 7) << 4);
     }
 
-    // Loads rows [first_row, first_row + kRows) of matrix (head, batch). Called by one thread, after the barrier was told to
-    // expect kBytes.
+    // Loads rows [first_row, first_row + kRows) of matrix (head, batch). One thread calls it. The barrier must already expect
+    // kBytes.
     __device__ static __forceinline__ void load(uint32_t tile, const CUtensorMap& map, const MBarrier& barrier, int first_row,
                                                 int head, int batch) {
 #pragma unroll
@@ -42,7 +42,7 @@ struct SwizzledTile {
             tma_load(tile + chunk * kChunkBytes, map, barrier, chunk * kChunkCols, first_row, head, batch);
     }
 
-    // Prefetches the same rows into L2.
+    // Prefetches the rows of load() into L2.
     __device__ static __forceinline__ void prefetch(const CUtensorMap& map, int first_row, int head, int batch) {
         for (int chunk = 0; chunk < kChunks; ++chunk) tma_prefetch(map, chunk * kChunkCols, first_row, head, batch);
     }
@@ -63,13 +63,13 @@ struct SwizzledTile {
                                                           const uint32_t (&f)[4]) {
         stmatrix_x4(tile + offset(first_row + (lane & 15), group + (lane >> 4)), f);
     }
-    // Reads such a fragment: an A operand in registers.
+    // Reads the fragment of store_fragment(), as an A operand in registers.
     __device__ static __forceinline__ void load_fragment(uint32_t tile, int first_row, int group, int lane, uint32_t (&f)[4]) {
         ldmatrix_x4(f, tile + offset(first_row + (lane & 15), group + (lane >> 4)));
     }
 
 private:
-    // `chunk_step`: bytes between chunks, for operands that span several. The constant parts fold into one addition.
+    // `chunk_step`: bytes between chunks, for operands that span several chunks. The constant parts fold into one addition.
     __device__ static __forceinline__ uint64_t descriptor(uint32_t tile, int offset, int chunk_step) {
         constexpr uint32_t kEightRows = 1024, kExchange128 = 1u << 30;
         const uint32_t low = (tile >> 4) + static_cast<uint32_t>(offset >> 4 | chunk_step >> 4 << 16);

@@ -25,14 +25,14 @@ inline CUtensorMapDataType map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLO
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// nullptr: the driver does not have it.
+// The encoding function; nullptr if the driver does not have it.
 inline EncodeTiled encode_tiled() {
     static const auto function = reinterpret_cast<EncodeTiled>(driver_function("cuTensorMapEncodeTiled"));
     return function;
 }
 
-// For boxes of `box_rows` rows of 128 bytes, which are 64 columns of 16-bit values, in the layout of SwizzledTile. Address and
-// strides must be multiples of 16 bytes.
+// Encodes a map with boxes of `box_rows` rows of 128 bytes (64 columns of 16-bit values), in the layout of SwizzledTile. Address
+// and strides must be multiples of 16 bytes.
 template <class T>
 cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_rows) {
     const EncodeTiled encode = encode_tiled();
