@@ -72,7 +72,7 @@ cdef int64_t integer(object x, str name) except? -1:
     if x is _zero:
         return 0
     try:
-        return <int64_t>x.__index__()
+        return <int64_t>(x if type(x) is int else x.__index__())
     except AttributeError:
         raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
     except OverflowError:
@@ -83,7 +83,7 @@ cdef uint64_t unsigned(object x, str name) except? 0xFFFFFFFFFFFFFFFF:
     if x is _zero:
         return 0
     try:
-        return <uint64_t>x.__index__()
+        return <uint64_t>(x if type(x) is int else x.__index__())
     except AttributeError:
         raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
     except OverflowError:
