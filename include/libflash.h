@@ -180,8 +180,8 @@ typedef struct flash_tensor_t {
  *
  * The query side and the key side may be dense or packed independently. Hq must be a multiple of Hk; query head h uses key head
  * h / (Hq / Hk). D and Dv are 1 to 512 on the CPU (decode: 576). On CUDA they are 1 to 512 with FLOAT16 and BFLOAT16 (decode: D
- * to 576, Dv to 512), and 1 to 256 with FLOAT32 and FLOAT64, for tangents, and in decode over caches of 8-bit codes or with
- * scales.
+ * to 576, Dv to 512, also over caches of 8-bit codes or with scales), and 1 to 256 with FLOAT32 and FLOAT64, and for
+ * tangents.
  * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64. Beside 16-bit inputs,
  * out in forward, and each of dq, dk and dv, may be FLOAT32 instead (partial results that are added up later). lse,
  * dlse and delta are FLOAT32 (FLOAT64 with FLOAT64 tensors); lse is a natural logarithm. Sums and the softmax are computed in
@@ -501,7 +501,7 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * v_scale is given. With k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows,
  * Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr), packed
  * (total_new, Hk, Dr), is appended to it as it is: rotary_cos is then refused (UNSUPPORTED). All tensors of a cache may be views
- * of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a multiple of 16, and beside codes there are at most 64
+ * of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a multiple of 16, and beside codes there are at most 144
  * channels in k_rope_cache (else UNSUPPORTED). */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */

@@ -244,7 +244,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         (entries or pages, rows, heads_k) or (..., groups), for the rows of the cache: an append computes and writes them.
         Groups are of equally many neighbouring channels (CUDA: a multiple of 16). Any strides.
     k_rope_cache : the entries or pages, rows and heads of k_cache, with the last channels of the
-        keys in q's type; k_cache has the others
+        keys in q's type; k_cache has the others. CUDA: these are a multiple of 16; beside codes at most 144 are in k_rope_cache
     k_rope : (batch, seqlen_new, heads_k, channels of k_rope_cache), or packed as k; with k and k_rope_cache
     head_dim_v : int, with v_cache=None
     cache_dtype : "e4m3" or "e5m2", what the elements of caches of uint8 are

@@ -95,7 +95,7 @@ def test_every_code_has_its_value(dtype: str, code: str) -> None:
     """One key a sequence: out is its value."""
     codes = on_device(np.arange(256, dtype=np.uint8).view(CODES[code]).reshape(256, 1, 1, 1))
     one = torch.ones(1, device="cuda")
-    for dim in (1, 16):
+    for dim in (1, 16, 320):
         q, cache = torch.zeros((256, 1, 1, dim), device="cuda", dtype=DTYPES[dtype]), codes.expand(256, 1, 1, dim).contiguous()
         out = libflash.decode(q, cache, cache, k_scale=one, v_scale=one, causal=False)
         wanted = cache.float()

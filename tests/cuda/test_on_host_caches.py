@@ -37,20 +37,33 @@ CODE_CASES_OF_TWO_HEADS = (
 
 # The options of caches that need instances of their own: the arguments of decode_options.cpp.
 OPTION_CASES = (
-    *((1, 4, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0), (2, 3, 0, 0, 1, 0, 3, 1, 1, 0, 1, 1), (3, 4, 0, 0, 1, 5, -128, 1, 0, 0, 0, 1)),
-    *((0, 2, 0, 0, 1, 2, 0, 1, 0, 0, 0, 0), (0, 3, 0, 0, 1, 9, 3, 0, 0, 0, 1, 1), (0, 1, 0, 0, 1, 0, 2, 1, 1, 0, 0, 0)),
-    *((1, 5, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0), (3, 5, 0, 0, 1, 0, 2, 1, 0, 0, 0, 1), (0, 5, 0, 0, 1, 0, 2, 0, 0, 0, 1, 0)),
-    *((0, 0, 16, 0, 1, 0, 0, 1, 0, 0, 0, 0), (1, 4, 16, 0, 1, 1, 2, 1, 0, 0, 0, 1), (2, 0, 16, 0, 1, 9, 0, 1, 0, 0, 1, 0)),
-    *((3, 4, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0), (0, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0), (0, 2, 16, 1, 1, 3, 2, 1, 0, 0, 0, 0)),
-    *((1, 5, 16, 1, 1, 0, 0, 1, 0, 0, 0, 0), (0, 0, 0, 0, 3, 0, 0, 1, 0, 0, 1, 0), (1, 4, 0, 0, 2, 2, 3, 1, 1, 0, 1, 1)),
-    *((0, 0, 0, 0, 4, 9, 0, 0, 1, 0, 0, 0), (0, 0, 0, 0, 1, 0, -128, 0, 0, 1, 1, 0), (1, 3, 0, 0, 1, 9, -128, 0, 0, 1, 0, 1)),
-    *((0, 0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0), (3, 5, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0)),
+    *((1, 4, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 16), (2, 3, 0, 0, 1, 0, 3, 1, 1, 0, 1, 1, 16)),
+    *((3, 4, 0, 0, 1, 5, -128, 1, 0, 0, 0, 1, 7), (0, 2, 0, 0, 1, 2, 0, 1, 0, 0, 0, 0, 16)),
+    *((0, 3, 0, 0, 1, 9, 3, 0, 0, 0, 1, 1, 64), (0, 1, 0, 0, 1, 0, 2, 1, 1, 0, 0, 0, 16)),
+    *((1, 16, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 24), (3, 16, 0, 0, 1, 0, 2, 1, 0, 0, 0, 1, 1)),
+    *((0, 16, 0, 0, 1, 0, 2, 0, 0, 0, 1, 0, 16), (0, 0, 16, 0, 1, 0, 0, 1, 0, 0, 0, 0, 16)),
+    *((1, 4, 16, 0, 1, 1, 2, 1, 0, 0, 0, 1, 16), (2, 0, 16, 0, 1, 9, 0, 1, 0, 0, 1, 0, 5)),
+    *((3, 4, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 16), (0, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 16)),
+    *((0, 2, 16, 1, 1, 3, 2, 1, 0, 0, 0, 0, 1), (1, 16, 16, 1, 1, 0, 0, 1, 0, 0, 0, 0, 16)),
+    *((0, 0, 0, 0, 3, 0, 0, 1, 0, 0, 1, 0, 16), (1, 4, 0, 0, 2, 2, 3, 1, 1, 0, 1, 1, 24)),
+    *((0, 0, 0, 0, 4, 9, 0, 0, 1, 0, 0, 0, 16), (0, 0, 0, 0, 1, 0, -128, 0, 0, 1, 1, 0, 16)),
+    *((1, 3, 0, 0, 1, 9, -128, 0, 0, 1, 0, 1, 7), (0, 0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 16)),
+    *((3, 16, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 64),),
 )
 OPTION_CASES_OF_NUMBERS = tuple(case for case in OPTION_CASES if case[0] == 0)
-# Of wide heads, which have no scales. Also rope parts beside values that are channels of the keys, as in MLA.
-OPTION_CASES_OF_WIDE_HEADS = (
-    *(case for case in OPTION_CASES if case[:2] == (0, 0)),
-    *((0, 0, 0, 0, 1, 9, 3, 1, 0, 0, 1, 1), (0, 0, 64, 1, 1, 3, 2, 1, 0, 0, 0, 1), (0, 0, 0, 1, 1, 0, -128, 0, 0, 0, 1, 0)),
+# Of wide heads: rope parts beside values that are channels of the keys, as in MLA; codes with one scale, with those of groups of
+# 128 channels, of rows and of heads, and without.
+OPTION_CASES_OF_MLA = (
+    *((0, 0, 64, 1, 1, 3, 2, 1, 0, 0, 0, 1, 16), (0, 0, 0, 1, 1, 0, -128, 0, 0, 0, 1, 0, 16)),
+    *((1, 1, 64, 1, 1, 1, 2, 1, 0, 0, 0, 1, 64), (1, 0, 64, 1, 1, 0, 0, 0, 0, 0, 0, 1, 16)),
+    *((1, 128, 64, 1, 1, 0, 3, 1, 0, 0, 0, 1, 1), (1, 128, 64, 1, 1, 8, 0, 0, 0, 1, 1, 0, 64)),
+    *((3, 4, 64, 1, 1, 8, 0, 0, 0, 0, 1, 1, 24), (2, 2, 64, 1, 2, 0, 0, 1, 1, 0, 0, 1, 7)),
+    *((0, 128, 64, 1, 1, 0, 2, 1, 0, 0, 0, 1, 5), (2, 3, 64, 0, 1, 2, 0, 0, 0, 0, 0, 1, 16)),
+)
+# Groups of 160 of 480 channels: the two warps, which have 256 channels each, share one.
+OPTION_CASES_OF_SHARED_GROUPS = (
+    *((1, 160, 0, 0, 1, 2, 0, 0, 0, 0, 0, 1, 16), (0, 160, 0, 0, 1, 0, 2, 1, 0, 0, 0, 0, 16)),
+    *((3, 160, 0, 0, 1, 3, -128, 1, 0, 1, 0, 1, 24),),
 )
 
 
@@ -60,6 +73,10 @@ def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
 
 def decode_options(dtype: str, head_dim: int, tile: str) -> Program:
     return decode(dtype, head_dim, tile)._replace(source="decode_options.cpp")
+
+
+def decode_every_code(dtype: str, head_dim: int, tile: str) -> Program:
+    return decode(dtype, head_dim, tile)._replace(source="decode_every_code.cpp")
 
 
 def cache_write(dtype: str) -> Program:
@@ -85,11 +102,17 @@ OPTION_RUNS = [  # there are no codes beside float32
     *runs({"bf16-64": decode_options(*DECODE_KERNELS["bf16-64"])}, lambda _: OPTION_CASES),
     *runs({"f16-256-small": decode_options(*DECODE_KERNELS["f16-256-small"])}, lambda _: OPTION_CASES[::2]),
     *runs({"f32-128-small": decode_options(*DECODE_KERNELS["f32-128-small"])}, lambda _: OPTION_CASES_OF_NUMBERS),
+    *runs({"bf16-512": decode_options(*WIDE_DECODE_KERNELS["bf16-512"])}, lambda _: OPTION_CASES[::2]),
+    *runs({"f16-576": decode_options(*WIDE_DECODE_KERNELS["f16-576"])}, lambda _: (*OPTION_CASES[1::2], *OPTION_CASES_OF_MLA)),
     *runs(
-        {name: decode_options(*sizes) for name, sizes in WIDE_DECODE_KERNELS.items()},
-        lambda _: OPTION_CASES_OF_WIDE_HEADS,
+        {"bf16-480": decode_options("bf16_", 480, WIDE_DECODE_KERNELS["bf16-512"][2])},
+        lambda _: OPTION_CASES_OF_SHARED_GROUPS,
     ),
 ]
+EVERY_CODE_RUNS = runs(
+    {name: decode_every_code(*(DECODE_KERNELS | WIDE_DECODE_KERNELS)[name]) for name in ("bf16-64", "bf16-512", "f16-576")},
+    lambda _: ((1,), (2,), (3,)),
+)
 CACHE_WRITE_RUNS = runs({dtype: cache_write(f"{dtype}_") for dtype in ("f16", "bf16", "f32")}, lambda _: ((),))
 
 
@@ -98,10 +121,16 @@ def test_decode_over_codes(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == (2 if run.arguments[3] else 4)
 
 
+@pytest.mark.parametrize("run", EVERY_CODE_RUNS)
+def test_every_code_has_its_value(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 2
+
+
 @pytest.mark.parametrize("run", OPTION_RUNS)
 def test_decode_with_options_of_caches(output: Callable[[Run], str], run: Run) -> None:
-    _, _, _, _, shards, _, _, append, tree, invariant, _, _ = run.arguments
-    assert output(run).count("ok ") == shards + (invariant and not append and not tree)
+    stored, _, _, _, shards, _, _, append, tree, invariant, _, _, _ = run.arguments
+    of_values = stored and shards == 1 and not append
+    assert output(run).count("ok ") == shards + bool(of_values) + (invariant and not append and not tree)
 
 
 @pytest.mark.parametrize("run", CACHE_WRITE_RUNS)

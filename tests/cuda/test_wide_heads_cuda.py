@@ -14,7 +14,7 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, run_backward, run_forward, same_bits  # noqa: E402  (needs torch)
-from gpu_codes import run_cache  # noqa: E402
+from gpu_codes import run_cache, some_codes  # noqa: E402
 from gpu_decode import run_decode  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -124,6 +124,68 @@ def test_values_that_are_channels_of_the_keys(dtype: str, heads: int, append: in
         case.check(**run_cache(case, name, **more))
 
 
+# Type of the codes, what scales belong to, channels of a group.
+CODES = [("e4m3", "tensor", 0), ("e4m3", "groups", 64), ("e4m3", "none", 0), ("e5m2", "heads", 0), ("int8", "rows", 0),
+         (None, "sequences", 0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize(("page", "rope_dim"), [(1, 64), (64, 0), (64, 64)])
+@pytest.mark.parametrize("heads", [1, 16, 128])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_codes_of_values_in_the_keys(
+    dtype: str, heads: int, page: int, rope_dim: int, codes: tuple[str | None, str, int]
+) -> None:
+    """MLA, with rope parts in 16 bits; also rows that are quantised and appended."""
+    code, scale, group = codes
+    for rows, append in ((1, 1), (8, 0)):
+        shape: dict[str, Any] = {"heads_q": heads, "heads_k": 1, "head_dim": 576, "seqlen_q": rows, "page_size": page, **SEVERAL}
+        if append:
+            shape["append"] = append
+        base = DecodeCase(f"codes-{heads}-{rows}", dtype, **shape)
+        case = CacheCase(base, code, scale, group=group or 32, rope_dim=rope_dim, head_dim_v=512)
+        for more in ({}, {"num_splits": 3}, {"invariant": True}):
+            case.check(**run_cache(case, None, **more))
+
+
+@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize("option", DECODE)
+@pytest.mark.parametrize("kernel", wide("decode"))
+def test_codes(kernel: dict, option: str, codes: tuple[str | None, str, int]) -> None:
+    code, scale, group = codes
+    fields = {"head_dim": 576, "head_dim_v": 512} | DECODE[option]
+    base = DecodeCase(f"wide-codes-{option}", TYPES[kernel["dtype"]], **fields)
+    case = CacheCase(base, code, scale, group=group or 32)
+    for more in ({}, {"num_splits": 3}, {"invariant": True}):
+        case.check(**run_cache(case, kernel["name"], **more))
+
+
+@pytest.mark.parametrize("code", ["e4m3", "e5m2", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_codes_have_the_bits_of_their_values(dtype: str, code: str) -> None:
+    """With the same scales and rope parts, for values in the keys and apart."""
+    latent, values = (some_codes(code, 40, 64, 1, 512, seed=seed) for seed in (1, 2))
+    rope = torch.randn(40, 64, 1, 64, device="cuda", dtype=DTYPES[dtype])
+    q = torch.randn(3, 2, 16, 576, device="cuda", dtype=DTYPES[dtype]) / (8 if code == "int8" else 1)
+    table = torch.randperm(39, device="cuda").to(torch.int32).view(3, 13)
+    lengths = torch.tensor([800, 1, 333], device="cuda", dtype=torch.int32)
+    options = {"block_table": table, "cache_seqlens": lengths, "return_lse": True, "causal": True}
+    kinds: list[dict[str, Any]] = [
+        {"k_scale": torch.rand(shape, device="cuda") / 8}
+        for shape in ((1,), (3, 1), (40, 64, 1), (40, 64, 1, 4), (40, 64, 1, 32))
+    ]
+    for scales in kinds + [{}] * (code != "int8"):
+        for more in ({}, {"num_splits": 5}, {"invariant": True}):
+            for v in (None, values):
+                of_values = {"head_dim_v": 512} if v is None else {"v_scale": scales["k_scale"]} if scales else {}
+                made = []
+                for convert in (lambda x: x, lambda x: x.to(DTYPES[dtype])):
+                    caches = (convert(latent), None if v is None else convert(v))
+                    given = options | scales | of_values | more | {"kernel": f"decode_sm80_{dtype}_d576x512"}
+                    made.append(libflash.decode(q, *caches, k_rope_cache=rope, **given))
+                assert all(same_bits(a, b) for a, b in zip(*made, strict=True)), (scales, more, v is None)
+
+
 IN_KEYS: dict[str, dict[str, Any]] = {
     "plain": SEVERAL,
     "rows": {"seqlen_q": 3, **SEVERAL},
@@ -187,7 +249,3 @@ def test_what_it_does_not_know(operation: str) -> None:
     function = libflash.attention if operation == "forward" else libflash.decode
     with pytest.raises(libflash.UnsupportedError, match="head_dim: must be at most 256 for this kernel"):
         function(q, q, q)
-    if operation == "decode":
-        half = q.bfloat16()
-        with pytest.raises(libflash.UnsupportedError, match="k_scale or v_scale with wide heads"):
-            libflash.decode(half, half, half, k_scale=torch.ones(2, device="cuda"))

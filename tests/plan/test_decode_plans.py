@@ -295,7 +295,7 @@ def test_what_codes_lack_is_refused_by_name(lib: c.CDLL) -> None:
         assert wanted in refusal(lib, arrays, k_scale=scales[0], v_scale=scales[1])
     for of_rope, channels, wanted in (
         (24, 128, "k_rope_cache beside a k_cache whose channels are not a multiple of 16"),
-        (80, 256, "k_rope_cache with so many channels beside a k_cache of 8 bits"),
+        (160, 320, "k_rope_cache with so many channels beside a k_cache of 8 bits"),
     ):
         k = tensor(4, 8192, 8, channels - of_rope, dtype=abi.INT8, address=4 * ADDRESS)
         rope = tensor(4, 8192, 8, of_rope, address=12 * ADDRESS)

@@ -77,8 +77,24 @@ def backward_cases() -> list[Case]:
 def decode_cases() -> list[Case]:
     wide = kernel("decode_sm80_bf16_d576x512", "general", "16x16", pipeline="2 stages")
     news = {name: tensor(4, 1, 2, 512, address=(n + 2) * ADDRESS) for n, name in enumerate(("k_new", "v_new"))}
+    scaled = kernel("decode_sm80_bf16_d576x512", "scales, general", "16x16", pipeline="2 stages")
+    codes = kernel("decode_sm80_bf16_d576x512", "8-bit codes, general", "16x16", pipeline="2 stages")
+    scale = tensor(2, dtype=abi.FLOAT32)
     cases = [decode(device, wide) for device in GPUS]
+    cases += [decode(device, scaled, k_scale=scale) for device in GPUS]
     cases += [
+        Case(
+            "H200", "decode", (q, *(tensor(4, 8192, 2, n, dtype=dtype, address=n * ADDRESS) for n in (320, 264))), options, codes
+        )
+        for q in (tensor(4, 1, 16, 320),)
+        for dtype in (abi.E4M3, abi.E5M2, abi.INT8)
+        for options in (
+            {"k_scale": scale, "v_scale": scale},
+            {"k_scale": tensor(4, 8192, 2, dtype=abi.FLOAT32), "v_scale": scale},
+        )
+    ]
+    cases += [
+        decode("H200", {**scaled, "launch": "append codes: 4 "}, v_scale=scale, **news),  # a warp for each of 16 rows
         decode("H200", wide, (576, 512)),
         decode("H200", wide, (64, 300)),
         decode("H200", {**wide, "launch": "append: 4 "}, **news),  # two rows of 256 threads each
@@ -143,6 +159,34 @@ def test_what_the_kernel_for_views_of_the_keys_lacks(lib: c.CDLL, options: dict[
     text = explain(lib, "decode", arguments, **mla_options(), **options)
     assert "decode_sm80_bf16_d576x512, backend sm80" in text
     assert f"{reason}: the kernel does not support it" in text
+
+
+@pytest.mark.parametrize("device", ["H200", "A100", "L40S"])
+@pytest.mark.parametrize("heads", [1, 16, 128])
+@pytest.mark.parametrize("dtype", [abi.E4M3, abi.E5M2, abi.INT8])
+@pytest.mark.parametrize("page", [1, 24, 64])
+def test_codes_beside_rope_parts(lib: c.CDLL, page: int, dtype: int, heads: int, device: str) -> None:
+    """512 channels of codes, which are the values, and 64 of the type of q."""
+    places = 32768 // page
+    latent, view = (tensor(places, page, 1, 512, dtype=dtype, address=ADDRESS) for _ in range(2))
+    parts = {"k_rope_cache": tensor(places, page, 1, 64, address=4 * ADDRESS)}
+    for scale in (tensor(1, dtype=abi.FLOAT32), tensor(places, page, 1, 4, dtype=abi.FLOAT32)):
+        options = mla_options(page) | parts | {"k_scale": scale, "num_splits": 1}
+        plan = plan_lines(lib, device, "decode", (tensor(4, 1, heads, 576), latent, view), **options)
+        assert plan["kernel"][0].startswith("decode_sm80_bf16_d576x512,")
+        assert (plan["instance"], plan["tile"]) == (["8-bit codes, general"], ["16 queries x 16 keys"])
+        assert plan["launch"][0].startswith(f"attention: {4 * -(-heads // 16)} ")
+
+
+def test_codes_have_the_splits_of_their_values(lib: c.CDLL) -> None:
+    scale = tensor(2, dtype=abi.FLOAT32)
+    for flags in (0, abi.INVARIANT_ROWS):
+        splits = set()
+        for dtype in (abi.BFLOAT16, abi.E4M3):
+            k, v = (tensor(4, 8192, 2, 512, dtype=dtype, address=n * ADDRESS) for n in (4, 64))
+            options = {"k_scale": scale, "v_scale": scale, "flags": flags}
+            splits.add(plan_lines(lib, "H200", "decode", (tensor(4, 1, 16, 512), k, v), **options)["splits"][0])
+        assert len(splits) == 1
 
 
 def test_values_apart_from_the_keys(lib: c.CDLL) -> None:
@@ -226,8 +270,8 @@ def test_long_sums_of_backward_on_sm90(lib: c.CDLL, name: str, most: int) -> Non
         (decode("H200", {}, (577, 512)), "head_dim: must be at most 576 for this kernel (577)"),
         (decode("H200", {}, (576, 513)), "head_dim_v: must be at most 512 for this kernel (513)"),
         (
-            decode("H200", {}, k_scale=tensor(2, dtype=abi.FLOAT32)),
-            "k_scale or v_scale with wide heads: the kernel does not support it [decode_sm80_bf16_d576x512]",
+            decode("H200", {}, k_scale=tensor(4, 8192, 2, 64, dtype=abi.FLOAT32)),
+            "k_scale of groups of channels that are not multiples of 16: the kernel does not support it",
         ),
     ],
 )

@@ -120,8 +120,8 @@ constexpr int kGeneralDecodeStages = 2;
 // The most channels of k_rope_cache with a cache of codes: the stages for codes have memory for this many.
 constexpr int most_rope_channels(int head_dim) { return head_dim / 4; }
 
-// Wide heads: two warps work on the same rows and keys, and each has half of the channels of O. There is one instance, for rows
-// of any lengths and with the rare options, because the code is large.
+// Wide heads: two warps work on the same rows and keys, and each has half of the channels of O. There is one instance for each
+// storage, for rows of any lengths and with the rare options, because the code is large.
 constexpr bool is_wide_decode(int head_dim) { return head_dim > 256; }
 constexpr int decode_parts(int head_dim) { return is_wide_decode(head_dim) ? 2 : 1; }
 

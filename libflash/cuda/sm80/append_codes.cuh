@@ -14,8 +14,7 @@
 namespace libflash::cuda::sm80 {
 
 // `part`: 0 the key, 1 the value, 2 the last channels of the key. The values of a view of the keys have been written with them.
-// kPlain: there are neither codes nor scales.
-template <class T, bool kPlain>
+template <class T>
 __device__ __forceinline__ void append_part(const DecodeParams& params, const AppendedKey& row, int head, int part, int lane) {
     const CacheParams& cache = params.cache;
     const AppendParams& append = params.append;
@@ -38,18 +37,10 @@ __device__ __forceinline__ void append_part(const DecodeParams& params, const Ap
         return;
     }
     const int channels = part == 0 ? params.k_channels : params.head_dim_v;
-    if constexpr (kPlain) {
-#pragma unroll 1
-        for (int c = lane; c < channels; c += 32) static_cast<T*>(to.data)[offset + c] = made.at(c);
-        return;
-    }
     const CacheScaleParams& scale = part == 0 ? params.k_scale : params.v_scale;
     write_cached_row(made, channels, scale, scale_address(scale, row.batch, location.page, location.row, head), params.code,
                      cached_address<T>(to.data, offset, params.code), lane);
 }
-
-template <class Kernel>
-constexpr bool kIsPlain = is_wide_decode(Kernel::config.head_dim);
 
 // `items`: heads of new rows.
 template <class Kernel, class T>
@@ -62,8 +53,8 @@ __global__ void __launch_bounds__(kAppendThreads)
     const uint32_t heads = params.heads_k;
     const AppendedKey row = AppendedKey::of(params, static_cast<int>(item / heads));
     if (row.batch < 0) return;
-    append_part<T, kIsPlain<Kernel>>(params, row, static_cast<int>(item % heads), static_cast<int>(warp % parts),
-                                     static_cast<int>(threadIdx.x % 32));
+    append_part<T>(params, row, static_cast<int>(item % heads), static_cast<int>(warp % parts),
+                   static_cast<int>(threadIdx.x % 32));
 }
 
 template <class Kernel, class T>

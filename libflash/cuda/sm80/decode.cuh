@@ -80,7 +80,8 @@ struct RaggedInstance {
     static constexpr bool kWide = is_wide_decode(config.head_dim);  // tiles have 16 rows
     using Largest = Body<!kWide>;                                   // the most query rows
     static constexpr int kSharedBytes = std::max(Largest::kSharedBytes, Body<false>::kSharedBytes);
-    static_assert(kSharedBytes <= most_shared_bytes(config));
+    static constexpr int kStaticBytes = (sizeof(RaggedWorkTile) + 127) / 128 * 128;  // before them, aligned
+    static_assert(kStaticBytes + kSharedBytes <= most_shared_bytes(config));
     static constexpr int kMinBlocks = decode_blocks_at_once(kSharedBytes, 227 * 1024, Largest::kThreads);
 };
 
@@ -215,7 +216,8 @@ constexpr bool is_ragged_instance(int instance) {
         case DecodeKind::ragged:
         case DecodeKind::ragged_of_codes:
         case DecodeKind::general:
-        case DecodeKind::general_of_codes: return true;
+        case DecodeKind::general_of_codes:
+        case DecodeKind::general_scaled: return true;
         default: return false;
     }
 }
@@ -227,7 +229,11 @@ auto with_ragged_instance(int instance, const DoWith& do_with) {
     using General = std::integral_constant<DecodeRows, DecodeRows::general>;
     using Codes = CodesOf<Kernel>;
     if constexpr (is_wide_decode(Kernel::config.head_dim)) {
-        return do_with(Plain(), General());
+        switch (static_cast<DecodeKind>(instance)) {
+            case DecodeKind::general_of_codes: return do_with(Codes(), General());
+            case DecodeKind::general_scaled: return do_with(Scaled(), General());
+            default: return do_with(Plain(), General());
+        }
     } else {
         switch (static_cast<DecodeKind>(instance)) {
             case DecodeKind::ragged: return do_with(Plain(), Any());

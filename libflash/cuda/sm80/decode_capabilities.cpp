@@ -17,10 +17,6 @@ const char* option_decode_lacks(const KernelConfig& config, const DecodeProblem&
     const int64_t rope = cache.rope_dim(), of_k = problem.head_dim - rope;
     const bool codes = cache.dtype != problem.dtype;
     if (codes && problem.dtype == DType::f32) return "k_cache of 8 bits with float32 q";
-    if (is_wide_decode(config.head_dim)) {
-        if (codes) return "k_cache of 8 bits with wide heads";
-        if (cache.k_scale.present || cache.v_scale.present) return "k_scale or v_scale with wide heads";
-    }
     if (!has_groups_of_16(cache.k_scale, of_k)) return "k_scale of groups of channels that are not multiples of 16";
     if (!has_groups_of_16(cache.v_scale, problem.head_dim_v)) return "v_scale of groups of channels that are not multiples of 16";
     if (rope > 0 && of_k % 16 != 0) return "k_rope_cache beside a k_cache whose channels are not a multiple of 16";

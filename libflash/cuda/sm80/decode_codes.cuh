@@ -2,7 +2,8 @@
 // have the bits of a cache of that type with the same values. Where each warp works on the keys that it loaded, codes become
 // operands of the products in registers (decode_code_products.cuh; with few query rows decode_few_rows.cuh). Where warps share
 // keys, and with rare options, each warp converts the 16 keys and values that it loaded through shared memory before a tile is
-// used. decode_scales.cuh has the scales. `Body`: Decode in decode_range.cuh.
+// used; with wide heads both warps convert a half of the keys, and the values later. decode_scales.cuh has the scales. `Body`:
+// Decode in decode_range.cuh.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
@@ -18,33 +19,40 @@ struct DecodeCodes {
     using T = typename Body::Element;
     using Slab = typename Body::Slab;
     static constexpr int kHeadDim = Body::kChannels, kChunks = kHeadDim / 16;  // of 16 codes
-    static constexpr int kWarps = Body::kThreads / 32;
+    static constexpr int kParts = Body::kParts, kWarps = Body::kThreads / 32 / kParts;
 
     Body& body;
 
     template <CodeType kCode>
     __device__ __forceinline__ void convert_slab(const char* from, char* to) const {
         constexpr int kRounds = kDecodeSlab * kChunks / 32;
+        if constexpr (kParts > 1) {
+#pragma unroll 1
+            for (int i = body.part(); i < kRounds; i += kParts) convert_chunks<kCode>(from, to, i);
+        } else {
 #pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
-            // Eight lanes take four chunks of an even and an odd row. They write chunks of the same parity, which the swizzle of
-            // the odd row turns into the other one, so that there are no bank conflicts.
-            const int eighth = i * 4 + body.lane / 8, row = eighth / (kChunks / 4) * 2 + body.lane / 4 % 2,
-                      chunk = eighth % (kChunks / 4) * 4 + body.lane % 4;
-            const uint4 codes = *reinterpret_cast<const uint4*>(from + Body::stored_offset(row, chunk));
-            uint4 low, high;
-            widen_codes<kCode>(codes, low, high, T());
-            *reinterpret_cast<uint4*>(to + Slab::offset(row, 2 * chunk)) = low;
-            *reinterpret_cast<uint4*>(to + Slab::offset(row, 2 * chunk + 1)) = high;
+            for (int i = 0; i < kRounds; ++i) convert_chunks<kCode>(from, to, i);
         }
+    }
+    // Eight lanes take four chunks of an even and an odd row. They write chunks of the same parity, which the swizzle of the odd
+    // row turns into the other one, so that there are no bank conflicts.
+    template <CodeType kCode>
+    __device__ __forceinline__ void convert_chunks(const char* from, char* to, int round) const {
+        const int eighth = round * 4 + body.lane / 8, row = eighth / (kChunks / 4) * 2 + body.lane / 4 % 2,
+                  chunk = eighth % (kChunks / 4) * 4 + body.lane % 4;
+        const uint4 codes = *reinterpret_cast<const uint4*>(from + Body::stored_offset(row, chunk));
+        uint4 low, high;
+        widen_codes<kCode>(codes, low, high, T());
+        *reinterpret_cast<uint4*>(to + Slab::offset(row, 2 * chunk)) = low;
+        *reinterpret_cast<uint4*>(to + Slab::offset(row, 2 * chunk + 1)) = high;
     }
 
     // The last channels of the keys are no codes: after those of the tile, which are zeros there.
     __device__ __forceinline__ void copy_rope(const char* from, char* to) const {
         constexpr int kRopeChunks = Body::kRopeChannels / 8;
         const int first = body.params.k_channels / 8, chunks = (body.params.rope.channels + 7) / 8;
-        __syncwarp();
-        for (int i = body.lane; i < kDecodeSlab * chunks; i += 32) {
+        Body::synchronize_parts();
+        for (int i = body.part() * 32 + body.lane; i < kDecodeSlab * chunks; i += kParts * 32) {
             const int row = i / chunks, chunk = i % chunks;
             *reinterpret_cast<uint4*>(to + Slab::offset(row, first + chunk)) =
                 *reinterpret_cast<const uint4*>(from + (row * kRopeChunks + chunk) * 16);
@@ -62,16 +70,27 @@ struct DecodeCodes {
     }
 
     // Converts the keys and values that this warp loaded. Before, the warp has waited for them; after, the caller synchronises.
+    // With kConvertsInTurn: the keys alone.
     __device__ __forceinline__ void convert(int stage) const {
         if (body.existing(stage, body.warp) == 0) return;
         with_type([&](auto code) {
 #pragma unroll 1
-            for (int slab = body.warp; slab < 2 * kWarps; slab += kWarps)  // of keys, of values: half of the code
+            for (int slab = body.warp; slab < (Body::kConvertsInTurn ? 1 : 2) * kWarps; slab += kWarps)  // of keys, of values
                 convert_slab<decltype(code)::value>(body.stored_keys(stage, slab), body.keys(stage, slab));
         });
         if constexpr (Body::kHasRareOptions) {
             if (body.params.rope.channels > 0) copy_rope(body.stored_rope(stage, body.warp), body.keys(stage, body.warp));
         }
+    }
+
+    // With kConvertsInTurn, after the products of the keys, whose place the values take.
+    __device__ __forceinline__ void convert_values(int stage) const {
+        if (body.params.values_in_keys) return;
+        Body::synchronize_parts();
+        with_type([&](auto code) {
+            convert_slab<decltype(code)::value>(body.stored_values(stage, body.warp), body.values(stage, body.warp));
+        });
+        Body::synchronize_parts();
     }
 
     // The products of a slab, from codes in a stage.

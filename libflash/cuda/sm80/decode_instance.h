@@ -19,6 +19,7 @@ namespace libflash::cuda {
 //   ..._scaled        the cache holds elements of the type of the queries, with scales
 //   ragged...         rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
 //   general...        the same for rare options of the cache (host/problem_params.h), with scales or without
+//   general_scaled    that of wide heads with scales; without scales it is general
 //   ..._after_prefix  the sums over keys that sequences share are in the workspace (decode_prefix.cuh)
 //   invariant         invariant rows over a cache of the type of the queries (decode_invariant.cuh); with other options general
 enum class DecodeKind {
@@ -44,7 +45,8 @@ enum class DecodeKind {
     few_rows,
     few_rows_append,
     two_heads_few_rows,
-    two_heads_few_rows_append
+    two_heads_few_rows_append,
+    general_scaled
 };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside,
@@ -66,7 +68,9 @@ constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_i
 }
 
 // `general`: has rare options.
-constexpr DecodeKind ragged_decode_kind(bool codes, bool general) {
+constexpr DecodeKind ragged_decode_kind(DecodeStorage storage, bool general, bool wide) {
+    const bool codes = storage == DecodeStorage::codes;
+    if (wide && storage == DecodeStorage::scaled) return DecodeKind::general_scaled;
     if (general) return codes ? DecodeKind::general_of_codes : DecodeKind::general;
     return codes ? DecodeKind::ragged_of_codes : DecodeKind::ragged;
 }
@@ -90,6 +94,7 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::two_heads_scaled: return "scales, two key heads";
         case DecodeKind::ragged_of_codes: return "8-bit codes, rows of any lengths";
         case DecodeKind::general: return "general";
+        case DecodeKind::general_scaled: return "scales, general";
         case DecodeKind::own_keys_of_codes_append: return "8-bit codes, each warp its own keys, appends";
         case DecodeKind::own_keys_after_prefix: return "each warp its own keys, after shared ones";
         case DecodeKind::two_heads_after_prefix: return "two key heads, after shared keys";

@@ -82,7 +82,7 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.ragged = sizes.ragged() && !prefixes;
     const DecodeKind kind = prefixes         ? kind_after_prefix(plan.key_heads)
                             : plan.invariant ? DecodeKind::invariant
-                            : plan.ragged    ? ragged_decode_kind(codes, general)
+                            : plan.ragged    ? ragged_decode_kind(storage, general, is_wide_decode(config.head_dim))
                                              : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage,
                                                            are_few_rows(sizes.group_rows()));
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};

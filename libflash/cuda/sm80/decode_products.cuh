@@ -114,14 +114,20 @@ struct DecodeProducts {
                                                      const Multiply& multiply) {
         const auto address = Tile<16>::b_address(shared_address(keys), lane);
         SumOfGroups sum(s, steps);
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        const auto add_step = [&](int step) {
             uint32_t kf[4];
             ldmatrix_x4(kf, address.at(0, step));
             const auto& q = query_fragment(step);
             mma_m16n8k16(sum.part[0], q, kf[0], kf[1], T());
             mma_m16n8k16(sum.part[1], q, kf[2], kf[3], T());
             sum.end_step(step == kSteps - 1, multiply);
+        };
+        if constexpr (kParts > 1) {  // else the code is large
+#pragma unroll 4
+            for (int step = 0; step < kSteps; ++step) add_step(step);
+        } else {
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) add_step(step);
         }
     }
 
@@ -145,13 +151,17 @@ struct DecodeProducts {
 
     // The same with P times weight(group, key, r) for each group of 16 * `steps` channels; r: which of the lane's two rows.
     template <class Weight>
-    __device__ __forceinline__ void add_values_of_groups(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
-                                                         int lane, int steps, const Weight& weight) {
-        const auto address = Tile<16>::b_trans_address(shared_address(values), lane);
+    __device__ __forceinline__ void add_values_of_groups(Sums& o, const float (&p)[2][4], const char* values, int lane, int steps,
+                                                         const Weight& weight, int part) {
+        auto address = Tile<16>::b_trans_address(shared_address(values), lane);
         uint32_t pf[4] = {};
-        int left = 0, group = 0;
+        int left = 0, group = 0, passed = 0;  // passed: steps of the first group that another part has
+        if constexpr (kParts > 1) {
+            address = Tile<16>::template skip_columns<kValueSteps>(address, part * kValueSteps);
+            group = part * kValueSteps / steps, passed = part * kValueSteps - group * steps;
+        }
 #pragma unroll
-        for (int pair = 0; pair < kSteps; ++pair) {
+        for (int pair = 0; pair < kValueSteps; ++pair) {
             if (left-- == 0) {
                 float weighted[2][4];
 #pragma unroll
@@ -159,7 +169,7 @@ struct DecodeProducts {
 #pragma unroll
                     for (int e = 0; e < 4; ++e) weighted[n][e] = p[n][e] * weight(group, 8 * n + lane % 4 * 2 + e % 2, e / 2);
                 to_fragment<T>(pf, weighted[0], weighted[1]);
-                left = steps - 1, ++group;
+                left = steps - 1 - passed, ++group, passed = 0;
             }
             uint32_t vf[4];
             ldmatrix_x4_trans(vf, address.at(0, pair));
@@ -245,7 +255,7 @@ struct DecodeProducts<float, kHeadDim, kHeadDim, 1> {
 
     template <class Weight>
     __device__ __forceinline__ void add_values_of_groups(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
-                                                         int lane, int steps, const Weight& weight) {
+                                                         int lane, int steps, const Weight& weight, int = 0) {
         const int t = lane % 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

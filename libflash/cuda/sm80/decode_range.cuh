@@ -69,7 +69,7 @@ struct Decode {
     // Codes become operands in registers; else each tile is converted in shared memory.
     static constexpr bool kConvertsInRegisters = kCodes && !kSharesKeys && !kHasRareOptions;
     static constexpr int kParts = decode_parts(kHeadDim);  // warps with the same rows and keys
-    static_assert(kParts == 1 || (kRows == DecodeRows::general && !kScales && !kSharesKeys), "the instance of wide heads");
+    static_assert(kParts == 1 || (kRows == DecodeRows::general && !kSharesKeys), "the instances of wide heads");
     static_assert(!kFewRows || kConvertsInRegisters);
     using Products = std::conditional_t<kFewRows, DecodeFewRows<T, kHeadDim>, DecodeProducts<T, kHeadDim, kValueDim, kParts>>;
     static constexpr bool kHasFewRows = kFewRows;
@@ -99,10 +99,12 @@ struct Decode {
     static constexpr int kRopeBytes = kCodes && kHasRareOptions ? kDecodeSlab * kRopeChannels * static_cast<int>(sizeof(T)) : 0;
     static constexpr int kStageBytes = kWarps * (2 * kStoredSlabBytes + kRopeBytes);  // K, V, then k_rope_cache
     static constexpr bool kHasConvertedTile = kCodes && !kConvertsInRegisters;        // the tile in use, after the stages
-    static constexpr int kConvertedBytes = kHasConvertedTile ? 2 * kWarps * kSlabBytes : 0;
+    static constexpr bool kConvertsInTurn = kHasConvertedTile && kParts > 1;          // its values take the place of its keys
+    static constexpr int kConvertedBytes = kHasConvertedTile ? (kConvertsInTurn ? 1 : 2) * kWarps * kSlabBytes : 0;
     static constexpr int kStagesBytes = kStages * kStageBytes + kConvertedBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
-    static constexpr int kScaleBytes = kScales ? kStages * kWarps * decode_slab_scales(kHeadDim, kHasRareOptions) * 4 : 0;
+    static constexpr int kScaleBytes =
+        kScales ? kStages * kWarps * decode_slab_scales(kHeadDim, kValueDim, kHasRareOptions) * 4 : 0;
     static constexpr int kTileBytes =
         kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kParts * kDecodeSlab) * 4 + kScaleBytes;
     static constexpr int kNewRowBegin = (kTileBytes + 15) / 16 * 16;  // with kAppendsCodes
@@ -180,14 +182,14 @@ struct Decode {
     // Values that are channels of the keys are not loaded again.
     static constexpr bool kMayBeInKeys = kParts > 1;
     __device__ __forceinline__ char* values(int stage, int group) const {
-        return keys(stage, kMayBeInKeys && params.values_in_keys ? group : kWarps + group);
+        return keys(stage, kConvertsInTurn || (kMayBeInKeys && params.values_in_keys) ? group : kWarps + group);
     }
     // Codes to be converted in shared memory: the halves of 128 bytes of an odd row change places, so that its chunks are in
-    // other banks than those of an even row.
+    // other banks than those of an even row. With 64 and 576 channels they are so anyway.
     static __device__ __forceinline__ int stored_offset(int row, int chunk) {
         if (!kCodes) return Slab::offset(row, chunk);
         if (kConvertsInRegisters) return CodeSlab<kHeadDim>::offset(row, chunk);
-        return row * kHeadDim + (kHeadDim >= 128 ? chunk ^ row % 2 * 4 : chunk) * 16;
+        return row * kHeadDim + (kHeadDim % 128 == 0 ? chunk ^ row % 2 * 4 : chunk) * 16;
     }
     __device__ __forceinline__ char* queries() const { return shared + kStagesBytes; }
     __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
@@ -196,7 +198,7 @@ struct Decode {
     using Lookup = KeyLookup<kTileK, kStages>;
     // With kScales: after the block table entries.
     __device__ __forceinline__ float* scales() const {
-        return reinterpret_cast<float*>(&existing(kStages, 0)) + kStages * kWarps * kDecodeSlab;
+        return reinterpret_cast<float*>(&existing(kStages, 0)) + kStages * kWarps * kParts * kDecodeSlab;
     }
     using Loads = DecodeLoads<Decode>;
     using Codes = DecodeCodes<Decode>;
@@ -221,6 +223,15 @@ struct Decode {
 
     static __device__ __forceinline__ void synchronize() {
         if constexpr (kSharesKeys || kParts > 1) {
+            __syncthreads();
+        } else {
+            __syncwarp();
+        }
+    }
+
+    // The warps that have the same keys.
+    static __device__ __forceinline__ void synchronize_parts() {
+        if constexpr (kParts > 1) {
             __syncthreads();
         } else {
             __syncwarp();
@@ -386,6 +397,7 @@ struct Decode {
             score = exp2_approx(score - kept_maximum[r]);
             row_sum[r] += score;
         });
+        if constexpr (kConvertsInTurn) Codes{*this}.convert_values(stage);
         if constexpr (kScales) {
             Scales{*this}.add_scaled_values(stage, group);
         } else {

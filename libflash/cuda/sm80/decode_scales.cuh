@@ -15,13 +15,15 @@ namespace libflash::cuda::sm80 {
 // A group has 16 channels or more.
 constexpr int most_scale_groups(int head_dim, bool general) { return general ? head_dim / 16 : 1; }
 // Scales of a slab: those of keys, then those of values; by groups.
-constexpr int decode_slab_scales(int head_dim, bool general) { return 2 * most_scale_groups(head_dim, general) * kDecodeSlab; }
+constexpr int decode_slab_scales(int head_dim, int head_dim_v, bool general) {
+    return (most_scale_groups(head_dim, general) + most_scale_groups(head_dim_v, general)) * kDecodeSlab;
+}
 
 template <class Body>
 struct DecodeScales {
     static constexpr int kHeadDim = Body::kChannels;
     static constexpr int kMostGroups = most_scale_groups(kHeadDim, Body::kHasRareOptions);
-    static constexpr int kOfSlab = decode_slab_scales(kHeadDim, Body::kHasRareOptions);
+    static constexpr int kOfSlab = decode_slab_scales(kHeadDim, Body::kValueChannels, Body::kHasRareOptions);
     // Of products with few rows: P is multiplied by it, too.
     static constexpr float weight_scale() {
         if constexpr (Body::kHasFewRows) return Body::Products::kWeightScale;
@@ -34,7 +36,7 @@ struct DecodeScales {
 
     // The scales of the 16 keys and then of the 16 values of a slab.
     __device__ __forceinline__ float* scales(int stage, int group) const {
-        return body.scales() + (stage * Body::kThreads / 32 + group) * kOfSlab;
+        return body.scales() + (stage * Body::kThreads / 32 / Body::kParts + group) * kOfSlab;
     }
     __device__ __forceinline__ const float* value_scales(int stage, int group) const {
         return scales(stage, group) + kMostGroups * kDecodeSlab;
@@ -63,7 +65,7 @@ struct DecodeScales {
         const float* const from = scale.data + batch * scale.batch + page * scale.block + row * scale.row + head * scale.head;
         const int groups = Body::kHasRareOptions ? scale.groups : 1;
 #pragma unroll 1
-        for (int group = 0; group < groups; ++group) {
+        for (int group = body.part(); group < groups; group += Body::kParts) {
             if (exists) {
                 cp_async_4(shared_address(to + group * kDecodeSlab), from + group * scale.group);
             } else {
@@ -143,14 +145,14 @@ struct DecodeScales {
         const auto weight = [&](int group, int key, int r) { return of_values[group * kDecodeSlab + key] * factor[r]; };
         if (groups > 1) {
             const int steps = body.params.head_dim_v / groups / 16;
-            body.products.add_values_of_groups(body.o, body.s, values, body.lane, steps, weight);
+            body.products.add_values_of_groups(body.o, body.s, values, body.lane, steps, weight, body.part());
             return;
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) body.s[n][e] *= weight(0, 8 * n + body.lane % 4 * 2 + e % 2, e / 2);
-        body.products.add_values(body.o, body.s, values, body.lane);
+        body.products.add_values(body.o, body.s, values, body.lane, body.part());
     }
     __device__ __forceinline__ float largest_scale(const float* of_values, int groups, int r) const {
         float largest = 0.0f;
@@ -198,7 +200,7 @@ struct DecodeScales {
     }
     __device__ __forceinline__ void multiply_row(int r, float factor) const {
 #pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n) body.o[n][2 * r] *= factor, body.o[n][2 * r + 1] *= factor;
+        for (int n = 0; n < Body::kBlocks; ++n) body.o[n][2 * r] *= factor, body.o[n][2 * r + 1] *= factor;
     }
 };
 

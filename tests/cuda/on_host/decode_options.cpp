@@ -1,11 +1,13 @@
 // Runs decode with the options of caches that need instances of their own, from the problem over the plan to the kernels, and
 // compares it with double precision by the rules of the CPU (problem/sequence_keys.h, cpu/append.cpp). Arguments:
 // 1 the type of the cache (0: that of q, 1 e4m3, 2 e5m2, 3 int8); 2 what scales belong to (0: none, 1: all, 2: heads,
-// 3: sequences and heads, 4: rows, 5: groups of channels); 3 the channels of k_rope_cache; 4 whether values are channels of the
-// keys; 5 the number of shards (out is float32 then); 6 the query rows of each sequence (0: packed rows); 7 the splits (0: the
-// plan's, negative: the split size); 8 whether new rows are appended, with rotary embedding; 9 whether rows are nodes of trees
-// with positions and a window; 10 whether rows are invariant: each is also computed alone, with the same bits; 11 whether there
-// are ALiBi and sinks; 12 whether copies complete late.
+// 3: sequences and heads, 4: rows, 16 or more: groups of so many channels); 3 the channels of k_rope_cache; 4 whether values are
+// channels of the keys; 5 the number of shards (out is float32 then); 6 the query rows of each sequence (0: packed rows); 7 the
+// splits (0: the plan's, negative: the split size); 8 whether new rows are appended, with rotary embedding; 9 whether rows are
+// nodes of trees with positions and a window; 10 whether rows are invariant: each is also computed alone, with the same bits;
+// 11 whether there are ALiBi and sinks; 12 whether copies complete late, and warps run in another order; 13 the rows of a page.
+// Memory that holds no key is NaN. Without an append, codes have the bits of a cache of the type of q with their values and
+// scales.
 #include "emulation.h"
 
 #include <array>
@@ -30,12 +32,12 @@ int cpu::threads_or_default(int) { return 1; }
 
 using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr DType kType = sizeof(T) == 4 ? DType::f32 : std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
-constexpr int kDim = HEAD_DIM, kBatch = 5, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kPage = 16, kColumns = 12;
+constexpr int kDim = HEAD_DIM, kBatch = 5, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 192;
 constexpr int kMostValues = DecodeKernel::config.head_dim_v;
-constexpr int kPages = kBatch * kColumns + 1, kPositions = 700, kWords = 2;
+constexpr int kPositions = 700, kWords = 2;
 // float32: scores of 10 and more have rounding errors of several units.
 constexpr double kRounding = kType == DType::f32 ? 0x1p-20 : kType == DType::f16 ? 0x1p-11 : 0x1p-8;
-// Half of the smallest number, of the results and of P.
+// Half of the smallest number, of the results and of P times the scales, which are divided by the largest.
 constexpr double kSmallest = kType == DType::f16 ? 0x1p-25 : 0;
 constexpr float kScale = 0.2f;
 
@@ -61,21 +63,23 @@ void set_number(DType dtype, void* data, int64_t at, float x) {
 }
 
 struct Case {
-    int stored, scale, rope, v_in_k, shards, dense, splits, append, tree, invariant, score_options, late;
+    int stored, scale, rope, v_in_k, shards, dense, splits, append, tree, invariant, score_options, late, page;
 };
 
 // Memory of a part of the cache, and a copy that the CPU appends to.
 struct Part {
     DType dtype;
-    int channels;
+    int channels, pages, page;
     std::vector<char> bytes;
-    TensorView tensor() { return view(bytes.data(), dtype, {kPages, kPage, kHeadsK, channels}); }
+    TensorView tensor() { return view(bytes.data(), dtype, {pages, page, kHeadsK, channels}); }
 };
 
 struct Problem {
     const Case& c;
     const DType stored;
     const int dim_v = kDim > kMostValues ? kMostValues : c.v_in_k ? kDim / 2 : kDim, k_channels = kDim - c.rope;
+    const int columns = kCapacity / c.page, pages = kBatch * columns + 1;  // of the block table
+    const bool of_groups = c.scale >= 16;
     std::vector<int> rows{1, 0, 7, 30, 3};
     std::vector<int32_t> cu{0}, lengths{300, 20, 0, 131, 77}, position, bits, table;
     std::vector<T> q, new_k, new_v, new_rope;
@@ -86,7 +90,7 @@ struct Problem {
     explicit Problem(const Case& given) : c(given), stored(std::array{kType, DType::e4m3, DType::e5m2, DType::i8}[given.stored]) {
         if (c.dense) rows.assign(kBatch, c.dense);
         if (c.shards == 1)
-            for (int32_t& n : lengths) n = std::min(n, kColumns * kPage - 5);  // some new rows do not fit
+            for (int32_t& n : lengths) n = std::min(n, columns * c.page - 5);  // some new rows do not fit
         for (const int n : rows) cu.push_back(cu.back() + n);
         const auto some = [](size_t count) {
             std::vector<T> x(count);
@@ -102,34 +106,60 @@ struct Problem {
         for (int b = 0; b < kBatch; ++b)
             for (int i = 0; i < rows[b]; ++i) position.push_back(std::max(0, lengths[b] + i + 4 - i * 3 % 7));
         for (size_t i = 0; i < total * kWords; ++i) bits.push_back(static_cast<int32_t>(generator()));
-        for (int i = 0; i < kBatch * kColumns; ++i) table.push_back((i * 7 + 3) % (kBatch * kColumns));
-        k = filled(k_channels), v = filled(dim_v), rope = {kType, c.rope, {}};
-        rope.bytes.resize(size_t(kPages) * kPage * kHeadsK * (c.rope + 1) * sizeof(T));
-        for (size_t i = 0; i < size_t(kPages) * kPage * kHeadsK * c.rope; ++i) set_number(kType, rope.bytes.data(), i, normal());
-        make_scales(k_scales), make_scales(v_scales);
+        const int turn = columns % 7 ? 7 : 11;  // prime to the number of pages in use
+        for (int i = 0; i < kBatch * columns; ++i) table.push_back((i * turn + 3) % (kBatch * columns));
+        k = filled(stored, k_channels), v = filled(stored, dim_v), rope = filled(kType, c.rope);
+        make_scales(k_scales, k_channels), make_scales(v_scales, dim_v);
+        if (c.shards == 1) spoil_unused_rows();
+    }
+    // NaN in rows of pages that hold no key: also in those that are appended.
+    void spoil_unused_rows() {
+        std::vector<bool> used(size_t(pages) * c.page);
+        for (int b = 0; b < kBatch; ++b)
+            for (int j = 0; j < lengths[b]; ++j) used[size_t(table[b * columns + j / c.page]) * c.page + j % c.page] = true;
+        for (size_t row = 0; row < used.size(); ++row) {
+            if (used[row]) continue;
+            for (Part* part : {&k, &v, &rope}) {
+                const size_t bytes = part->bytes.size() / used.size();
+                std::memset(part->bytes.data() + row * bytes, 0xff, bytes);  // NaN but in int8
+            }
+            for (std::vector<float>* scales : {&k_scales, &v_scales}) {
+                if (c.scale < 4) continue;
+                const size_t of_row = scales->size() / used.size();
+                std::fill_n(scales->begin() + row * of_row, of_row, NAN);
+            }
+        }
     }
     size_t out_bytes() const { return c.shards > 1 ? 4 : sizeof(T); }
-    Part filled(int channels) const {
-        Part part{stored, channels, {}};
-        const size_t count = size_t(kPages) * kPage * kHeadsK * channels;
-        part.bytes.resize(count * element_bytes(stored));
-        const float size = stored == DType::i8 ? 30 : 1;
-        for (size_t i = 0; i < count; ++i) set_number(stored, part.bytes.data(), i, size * normal());
+    Part filled(DType dtype, int channels) const {
+        Part part{dtype, channels, pages, c.page, {}};
+        const size_t count = size_t(pages) * c.page * kHeadsK * channels;
+        part.bytes.resize(count * element_bytes(dtype));
+        const float size = dtype == DType::i8 ? 30 : 1;
+        for (size_t i = 0; i < count; ++i) set_number(dtype, part.bytes.data(), i, size * normal());
         return part;
     }
-    void make_scales(std::vector<float>& scales) const {
-        const size_t of_rows = size_t(kPages) * kPage * kHeadsK, groups = kDim / 16;
+    // The same values in the type of q.
+    static Part widened(const Part& part) {
+        Part wide{kType, part.channels, part.pages, part.page, {}};
+        const size_t count = part.bytes.size() / element_bytes(part.dtype);
+        wide.bytes.resize(count * sizeof(T));
+        for (size_t i = 0; i < count; ++i) set_number(kType, wide.bytes.data(), i, number_of(part.dtype, part.bytes.data(), i));
+        return wide;
+    }
+    void make_scales(std::vector<float>& scales, int channels) const {
+        const size_t of_rows = size_t(pages) * c.page * kHeadsK, groups = of_groups ? channels / c.scale : 1;
         const size_t counts[] = {0, 1, kHeadsK, kBatch * kHeadsK, of_rows, of_rows * groups};
-        for (size_t i = 0; i < counts[c.scale]; ++i)
+        for (size_t i = 0; i < counts[std::min(c.scale, 5)]; ++i)
             scales.push_back((stored == DType::i8 ? 1 / 30.0f : 1) * std::exp2(0.7f * normal()));
     }
     CacheScale scale(std::vector<float>& scales, int channels) const {
         CacheScale s;
         s.present = c.scale > 0;
         if (!s.present) return s;
-        s.data = scales.data(), s.of_rows = c.scale >= 4, s.groups = c.scale == 5 ? channels / 16 : 1;
+        s.data = scales.data(), s.of_rows = c.scale >= 4, s.groups = of_groups ? channels / c.scale : 1;
         s.group_stride = 1, s.head_stride = c.scale > 1 ? s.groups : 0, s.batch_stride = c.scale == 3 ? kHeadsK : 0;
-        if (s.of_rows) s.row_stride = kHeadsK * s.groups, s.block_stride = kPage * s.row_stride;
+        if (s.of_rows) s.row_stride = kHeadsK * s.groups, s.block_stride = c.page * s.row_stride;
         return s;
     }
 
@@ -144,15 +174,15 @@ struct Problem {
         p.lse = n ? view(lse.data(), DType::f32, {kBatch, kHeads, n}) : view(lse.data(), DType::f32, {kHeads, total});
         p.seqlen_q = p.q_rows.capacity = n ? n : total, p.q_rows.batch = p.new_rows.batch = kBatch;
         if (!n) p.q_rows.cu = cu.data();
-        p.cache.dtype = stored, p.cache.capacity = kColumns * kPage, p.cache.page_size = kPage, p.cache.pages = kPages;
-        p.cache.block_table = table.data(), p.cache.block_table_stride[0] = kColumns, p.cache.block_table_stride[1] = 1;
+        p.cache.dtype = stored, p.cache.capacity = columns * c.page, p.cache.page_size = c.page, p.cache.pages = pages;
+        p.cache.block_table = table.data(), p.cache.block_table_stride[0] = columns, p.cache.block_table_stride[1] = 1;
         p.cache.k = k.tensor(), p.cache.v = c.v_in_k ? p.cache.k : v.tensor(), p.cache.v.shape[3] = dim_v;
         p.cache.v_in_k = c.v_in_k;
         if (c.rope) p.cache.k_rope = rope.tensor();
         p.cache.k_scale = scale(k_scales, k_channels), p.cache.v_scale = scale(v_scales, dim_v);
         if (c.v_in_k && c.scale) {
             p.cache.v_scale = p.cache.k_scale;
-            if (c.scale == 5) p.cache.v_scale.groups = dim_v / 16;
+            if (of_groups) p.cache.v_scale.groups = dim_v / c.scale;
         }
         p.cache_seqlens = lengths.data();
         p.shard = {c.shards, shard, 3};
@@ -187,7 +217,7 @@ struct Problem {
 
     // The sums of a row over the keys that it sees in the cache of a shard.
     struct Row {
-        double sum = 0, o[kDim] = {}, size[kDim] = {}, largest = 0;
+        double sum = 0, o[kDim] = {}, size[kDim] = {}, largest = 0, scale = 0;  // of elements of v_cache, of v_scale
     };
     Row row_of(const DecodeProblem& p, int b, int i, int h) const {
         Row row;
@@ -202,6 +232,7 @@ struct Problem {
             const auto cached = [&](const TensorView& x, const CacheScale& scale, int64_t e) {
                 const float* s = cpu::scales_of(scale, b, at, head);
                 const double factor = s ? s[e / (x.shape[3] / scale.groups) * scale.group_stride] : 1;
+                row.scale = std::max(row.scale, &scale == &p.cache.v_scale ? factor : 0);
                 return factor * number_of(x.dtype, x.data, cpu::offset_of(x, at, head) + e);
             };
             double score = 0;
@@ -215,7 +246,7 @@ struct Problem {
             for (int e = 0; e < dim_v; ++e) {
                 const double value = cached(p.cache.v, p.cache.v_scale, e);
                 row.o[e] += weight * value, row.size[e] += weight * std::fabs(value);
-                row.largest = std::max(row.largest, std::fabs(value));
+                row.largest = std::max(row.largest, std::fabs(cached(p.cache.v, {}, e)));
             }
         }
         return row;
@@ -231,7 +262,8 @@ struct Problem {
         double worst = total == 0 ? (got_lse == -INFINITY ? 0 : INFINITY) : std::fabs(got_lse - std::log(total)) / 2e-5;
         for (int e = 0; e < dim_v; ++e) {
             const double exact = total == 0 ? 0 : row.o[e] / total;
-            const double limit = total == 0 ? 1e-30 : 8 * kRounding * row.size[e] / total + kSmallest * (row.largest + 1);
+            const double limit =
+                total == 0 ? 1e-30 : 8 * kRounding * row.size[e] / total + kSmallest * (row.largest * row.scale + 1);
             const double error = std::fabs(got(p, ((cu[b] + i) * kHeads + h) * int64_t{dim_v} + e) - exact) / limit;
             worst = error <= worst ? worst : error;  // NaN is the worst
         }
@@ -298,6 +330,20 @@ bool run(Problem& x, int shard, const Case& c) {
     return good;
 }
 
+bool codes_have_the_bits_of_their_values(Problem& x) {
+    const auto out = x.out;
+    const auto lse = x.lse;
+    DecodeProblem p = x.problem(0);
+    Part k = Problem::widened(x.k), v = Problem::widened(x.v);
+    p.cache.dtype = kType, p.cache.k.dtype = p.cache.v.dtype = kType;
+    p.cache.k.data = k.bytes.data(), p.cache.v.data = x.c.v_in_k ? p.cache.k.data : v.bytes.data();
+    const cuda::DecodePlan plan = decode_on_host(p);
+    const bool same = std::memcmp(x.out.data(), out.data(), out.size()) == 0 &&
+                      std::memcmp(x.lse.data(), lse.data(), lse.size() * sizeof(float)) == 0;
+    std::printf("%s bits of the values, %s\n", same ? "ok" : "WRONG", plan.instance.name);
+    return same;
+}
+
 // Each row in a call of its own, after the keys that it sees.
 bool rows_have_the_same_bits_alone(Problem& x, const Case& c) {
     const size_t row_bytes = size_t(kHeads) * x.dim_v * x.out_bytes();
@@ -309,7 +355,7 @@ bool rows_have_the_same_bits_alone(Problem& x, const Case& c) {
             DecodeProblem p = x.problem(0);
             const int32_t length = std::max(0, x.lengths[b] - x.rows[b] + i + 1);
             const size_t row = x.cu[b] + i;
-            p.batch = p.seqlen_q = 1, p.cache_seqlens = &length, p.cache.block_table += b * kColumns;
+            p.batch = p.seqlen_q = 1, p.cache_seqlens = &length, p.cache.block_table += b * x.columns;
             p.q = view(&x.q[row * kHeads * kDim], kType, {1, 1, kHeads, kDim});
             p.out = view(out.data(), kType, {1, 1, kHeads, x.dim_v}), p.lse = view(lse.data(), DType::f32, {1, kHeads, 1});
             p.q_rows = {1, 1}, p.new_rows = {1};
@@ -327,11 +373,13 @@ bool rows_have_the_same_bits_alone(Problem& x, const Case& c) {
 int main(int, char** argv) {
     Case c;
     int* const fields = &c.stored;
-    for (int i = 0; i < 12; ++i) fields[i] = std::atoi(argv[i + 1]);
+    for (int i = 0; i < 13; ++i) fields[i] = std::atoi(argv[i + 1]);
     Problem x(c);
     bool good = true;
     late_copies = c.late != 0;
+    emulation::set_disorder(c.late);
     for (int shard = 0; shard < c.shards; ++shard) good &= run(x, shard, c);
+    if (c.stored && c.shards == 1 && !c.append) good &= codes_have_the_bits_of_their_values(x);
     if (c.invariant && !c.append && !c.tree) good &= rows_have_the_same_bits_alone(x, c);
     return good ? 0 : 1;
 }
