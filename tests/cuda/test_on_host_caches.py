@@ -65,6 +65,11 @@ OPTION_CASES_OF_SHARED_GROUPS = (
     *((1, 160, 0, 0, 1, 2, 0, 0, 0, 0, 0, 1, 16), (0, 160, 0, 0, 1, 0, 2, 1, 0, 0, 0, 0, 16)),
     *((3, 160, 0, 0, 1, 3, -128, 1, 0, 1, 0, 1, 24),),
 )
+# 333 channels, whose rows are read element by element.
+OPTION_CASES_OF_ODD_ROWS = (
+    *((1, 3, 0, 0, 1, 2, 0, 0, 0, 0, 0, 1, 7), (3, 4, 0, 0, 1, 0, 2, 1, 0, 0, 1, 0, 16)),
+    *((2, 0, 0, 1, 1, 3, 0, 1, 0, 0, 0, 1, 1), (0, 1, 0, 0, 1, 0, 2, 1, 0, 0, 0, 1, 24)),
+)
 
 
 def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
@@ -77,6 +82,12 @@ def decode_options(dtype: str, head_dim: int, tile: str) -> Program:
 
 def decode_every_code(dtype: str, head_dim: int, tile: str) -> Program:
     return decode(dtype, head_dim, tile)._replace(source="decode_every_code.cpp")
+
+
+def for_sm80(program: Program) -> Program:
+    """Whose conversions of codes are others than those of Hopper."""
+    instances = tuple(map(for_sm80, program.instances))
+    return program._replace(defines=(*program.defines, ("__CUDA_ARCH__", 800)), instances=instances)
 
 
 def cache_write(dtype: str) -> Program:
@@ -108,9 +119,14 @@ OPTION_RUNS = [  # there are no codes beside float32
         {"bf16-480": decode_options("bf16_", 480, WIDE_DECODE_KERNELS["bf16-512"][2])},
         lambda _: OPTION_CASES_OF_SHARED_GROUPS,
     ),
+    *runs(
+        {"bf16-333": decode_options("bf16_", 333, WIDE_DECODE_KERNELS["bf16-512"][2])},
+        lambda _: OPTION_CASES_OF_ODD_ROWS,
+    ),
 ]
 EVERY_CODE_RUNS = runs(
-    {name: decode_every_code(*(DECODE_KERNELS | WIDE_DECODE_KERNELS)[name]) for name in ("bf16-64", "bf16-512", "f16-576")},
+    {name: decode_every_code(*(DECODE_KERNELS | WIDE_DECODE_KERNELS)[name]) for name in ("bf16-64", "bf16-512", "f16-576")}
+    | {"bf16-512-sm80": for_sm80(decode_every_code(*WIDE_DECODE_KERNELS["bf16-512"]))},
     lambda _: ((1,), (2,), (3,)),
 )
 CACHE_WRITE_RUNS = runs({dtype: cache_write(f"{dtype}_") for dtype in ("f16", "bf16", "f32")}, lambda _: ((),))
