@@ -4,8 +4,8 @@ The tangent of backward needs delta = dout . out - dlse and its tangent, tdelta 
 Their errors are the same for all keys of a row: they multiply sums of P K and P tK, which are large where keys or their tangents
 have a mean. From out and tout of 16 bits they dominate the result.
 
-The tangent of forward can write tdelta in float32: before it rounds tout, and before it rounds out too if it computes out anew in
-the same pass over the keys. For delta, forward gives out in float32.
+The tangent of forward can write both in float32: before it rounds tout, and before it rounds out too if it computes out anew in
+the same pass over the keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_IN_ONE_PASS = frozenset(
 
 
 def computes_out_anew(arch: int, head_dims: Sequence[int], options: Iterable[str], backend: str | None = None) -> bool:
-    """Whether second derivatives in 16 bits compute out once more, to have tdelta from sums that were not rounded.
+    """Whether second derivatives in 16 bits compute out once more, to have both from sums that were not rounded.
 
     `arch`: of the GPU (90 for compute capability 9.0), or CPU. `options`: the names of those that are not at their defaults. Only
     where one pass gives out and its tangent: where a call of forward came before, it would cost time and round out again.
