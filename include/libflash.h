@@ -260,7 +260,7 @@ typedef struct flash_attention_options_t {
                                           /*   packed: as for bias */
     const flash_block_lists_t *block_lists; /* a block mask in compressed form; not together with block_mask */
 
-    /* Backward only; must be NULL in a forward call. */
+    /* Backward only; must be NULL in a forward call (dlse: see section 14 too). */
     const flash_tensor_t *dlse;  /* input: gradient of the loss with respect to lse; shape and type of lse */
     const flash_tensor_t *dbias; /* output: shape and type of bias; summed over the repeated dimensions */
     const flash_tensor_t *dsink; /* output: shape and type of learnable_sink */
@@ -293,7 +293,8 @@ typedef struct flash_attention_options_t {
     int64_t head_begin;                     /* number of query head 0 among heads_total */
     int64_t heads_total;                    /* 0: Hq, and head_begin is 0 */
 
-    /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. Backward only; see section 6. */
+    /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. For backward and for tangents; see sections 6
+     * and 14. */
     const flash_tensor_t *delta;
     int32_t sm_margin; /* CUDA: leave so many multiprocessors to other kernels, where a kernel has a thread block for */
                        /*   each of them (forward of sm90), and give less work to thread blocks that begin late. No */
@@ -777,6 +778,7 @@ typedef struct flash_tangents_t {
     const flash_tensor_t *dlse;      /* the same */
     const flash_tensor_t *delta;     /* shape and type of lse: tdelta above. forward_tangent: output; it needs `cotangent`. */
                                      /*   backward_tangent: input instead of out, more accurate where out has 16 bits */
+                                     /*   (delta above is options->delta, likewise: see the functions) */
     const flash_tensor_t *cotangent; /* forward_tangent: the dout of backward, not a tangent; with delta only */
     const flash_tensor_t *dq;        /* outputs of backward_tangent; dq, dk and dv are required */
     const flash_tensor_t *dk;
@@ -789,7 +791,10 @@ typedef struct flash_tangents_t {
 
 /* Writes out and, if not NULL, lse as flash_attention_forward does, and of `tangents` the outputs out, lse and delta, of which at
  * least one is required. With FLASH_FLAG_FROM_LSE in tangents->flags, out and lse are inputs instead, as forward wrote them with
- * the same options; this costs less than a call that computes them too. */
+ * the same options; this costs less than a call that computes them too.
+ * If given, options->delta is an output too: delta above, of the dout in `cotangent` and options->dlse. It needs tangents->delta,
+ * and dlse needs it. Without FLASH_FLAG_FROM_LSE both deltas come from sums that are not rounded, if one kernel computes out and
+ * its tangent; else from out as it is stored. */
 FLASH_API flash_status_t flash_attention_forward_tangent(const flash_tensor_t *q, const flash_tensor_t *k,
                                                          const flash_tensor_t *v, const flash_tensor_t *out,
                                                          const flash_tensor_t *lse, const flash_tangents_t *tangents,
@@ -805,7 +810,9 @@ FLASH_API flash_status_t flash_attention_forward_tangent_workspace_size(const fl
 
 /* Writes dq, dk, dv and, if given, dbias and dsink of `tangents`. If dq, dk and dv are given (all or none), it also writes them
  * and, if given, options->dbias and options->dsink, as flash_attention_backward does. The other arguments are those of the calls
- * of backward and of forward_tangent. */
+ * of backward and of forward_tangent.
+ * If given, options->delta is an input, as forward_tangent wrote it for the same dout and dlse: then delta is not computed from
+ * out, and dlse, which it contains, must be NULL. Not together with dq, dk and dv. */
 FLASH_API flash_status_t flash_attention_backward_tangent(const flash_tensor_t *dout, const flash_tensor_t *q,
                                                           const flash_tensor_t *k, const flash_tensor_t *v,
                                                           const flash_tensor_t *out, const flash_tensor_t *lse,

@@ -85,13 +85,14 @@ def small(name: str) -> list[list[np.ndarray]]:
 def computed_anew(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The types of the calls that compute out anew."""
     types: list[str] = []
-    exact = _jax_calls.with_exact_delta
+    out_anew = _jax_calls.out_anew
 
-    def record(call: Any, operands: Any, **more: Any) -> Any:
-        types.append(operands[1].dtype.name)
-        return exact(call, operands, **more)
+    def record(call: Any, operands: Any, **more: Any) -> bool:
+        anew = out_anew(call, operands, **more)
+        types.extend([operands[1].dtype.name] if anew else [])
+        return anew
 
-    monkeypatch.setattr(_jax_calls, "with_exact_delta", record)
+    monkeypatch.setattr(_jax_calls, "out_anew", record)
     return types
 
 
@@ -111,7 +112,6 @@ def test_options(name: str, path: str, computed_anew: list[str]) -> None:
 def test_where_nothing_is_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on most GPUs."""
     monkeypatch.setattr(_jax_calls, "computes_out_anew", lambda *given: False)
-    monkeypatch.setattr(_jax_calls, "with_exact_delta", None)  # is not called
     given = small("bhsd")
     for path in (jvp_of_vjp, double_backward):
         tdq, exact = (

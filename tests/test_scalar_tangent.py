@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
-from case import Case
+from case import Case, Inputs
 from harness import cpu_kernels
-from reference_tangent import backward_tangent, forward_tangent
+from reference_tangent import Tangents, backward_tangent, forward_tangent
 from tangent_cases import tangents_of
 from tangent_problem import run_backward, run_forward
 from test_scalar import CASES as SCALAR_CASES
@@ -18,6 +19,18 @@ from test_scalar import assert_agree, sequence_rows
 CASES = [dataclasses.replace(case, positions=None, part_of_dropout=False) for case in SCALAR_CASES]
 
 ABSENT = [(), (), ("k", "v"), ("q",), ("v", "bias", "learnable_sink"), ("q", "k", "bias"), ("dout", "dlse"), ("q", "k", "v")]
+
+
+def check_deltas(x: Inputs, t: Tangents, got: dict, exact: tuple[np.ndarray, ...], at: Any, scale: float) -> None:
+    """delta = dout . o - dlse and tdelta = tdout . o + dout . to - tdlse, 0 for rows that see nothing."""
+    o, lse, to = exact
+
+    def of_rows(dout: np.ndarray | None, y: np.ndarray, less: np.ndarray | None) -> np.ndarray:
+        dot = 0.0 if dout is None else np.moveaxis((dout * y).sum(-1), -1, -2)
+        return np.where(lse != -np.inf, dot - (0.0 if less is None else less), 0.0)
+
+    assert_agree(got["delta"][at], of_rows(x.dout, o, x.dlse)[at], "delta", scale)
+    assert_agree(got["tdelta"][at], (of_rows(t.dout, o, t.dlse) + of_rows(x.dout, to, None))[at], "tdelta", scale)
 
 
 def check(case: Case, isa: str, absent: tuple[str, ...], from_lse: bool, delta: bool, **tiles: int) -> None:
@@ -35,6 +48,8 @@ def check(case: Case, isa: str, absent: tuple[str, ...], from_lse: bool, delta: 
     assert_agree(got["lse"][at_lse], lse[at_lse], "lse")
     assert_agree(got["to"][rows_q], to[rows_q], "to", scale)
     assert_agree(got["tlse"][at_lse], tlse[at_lse], "tlse", scale)
+    if delta:
+        check_deltas(x, t, got, (o, lse, to), at_lse, scale)
     exact, texact = backward_tangent(x.dout, x.q, x.k, x.v, t, dlse=x.dlse, **x.options)
     found = run_backward(x, t, isa, got, gradients=not from_lse, **tiles)
     for prefix, wanted in (("t", texact), ("", exact)):

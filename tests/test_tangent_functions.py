@@ -104,23 +104,50 @@ def test_from_a_saved_lse() -> None:
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("from_lse", [False, True])
-def test_tdelta(layout: str, from_lse: bool) -> None:
-    """It is what its definition says, and takes the place of tout and tdlse."""
+def test_tdelta_and_delta(layout: str, from_lse: bool) -> None:
+    """They are what their definitions say, and take the place of tout and tdlse, and of dlse."""
     axes = (0, 1, 2, 3) if layout == "bshd" else (0, 2, 1, 3)
     x, t = ([np.ascontiguousarray(y.transpose(axes)) for y in given.values()] for given in (X, T))
     dout, tdout, tdlse = np.ascontiguousarray(DOUT.transpose(axes)), np.cos(DOUT).transpose(axes).copy(), np.sin(DLSE)
     options = OPTIONS | {"layout": layout}
     out, lse = libflash.attention(*x, return_lse=True, **options)
-    tdelta = np.full_like(lse, np.nan)
+    tdelta, delta, delta_without_dlse = (np.full_like(lse, np.nan) for _ in range(3))
     given = {"out": out, "lse": lse} if from_lse else {}
-    *_, tout, tlse = libflash.attention_tangent(*x, *t, **given, dout=dout, tdout=tdout, tdlse=tdlse, tdelta=tdelta, **options)
-    wanted = (tdout * out + dout * tout).sum(-1)
-    np.testing.assert_allclose(tdelta, (wanted.swapaxes(1, 2) if layout == "bshd" else wanted) - tdlse, rtol=1e-12, atol=1e-12)
+    given |= {"dout": dout, "tdout": tdout, "tdlse": tdlse, "tdelta": tdelta}
+    libflash.attention_tangent(*x, *t, **given, delta=delta_without_dlse, **options)
+    *_, tout, tlse = libflash.attention_tangent(*x, *t, **given, delta=delta, dlse=DLSE, **options)
+
+    def of_rows(products: np.ndarray) -> np.ndarray:
+        return products.sum(-1).swapaxes(1, 2) if layout == "bshd" else products.sum(-1)
+
+    np.testing.assert_allclose(tdelta, of_rows(tdout * out + dout * tout) - tdlse, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(delta, of_rows(dout * out) - DLSE, rtol=1e-12, atol=1e-12)
+    assert_same_bits(delta, delta_without_dlse - DLSE)
     inputs = (dout, *x, out, lse)
+    by_both = libflash.attention_backward_tangent(*inputs, None, tlse, *t, tdout=tdout, tdelta=tdelta, delta=delta, **options)
     by_tdelta = libflash.attention_backward_tangent(*inputs, None, tlse, *t, tdout=tdout, tdelta=tdelta, dlse=DLSE, **options)
     by_tout = libflash.attention_backward_tangent(*inputs, tout, tlse, *t, tdout=tdout, tdlse=tdlse, dlse=DLSE, **options)
-    for one, other in zip(by_tdelta, by_tout, strict=True):
+    for made in (by_tdelta, by_both):
+        for one, other in zip(made, by_tout, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_delta_is_read_instead_of_dlse_and_out() -> None:
+    """A shift of delta is that of -dlse; dlse is then not looked at."""
+    out, lse, tout, tlse = tangent(T)
+    delta = np.swapaxes((DOUT * out).sum(-1), 1, 2) - DLSE
+    inputs = (DOUT, *X.values(), out, lse, tout, tlse, *T.values())
+    made = libflash.attention_backward_tangent(*inputs, delta=delta + 0.5, dlse=np.full_like(lse, np.nan), **OPTIONS)
+    wanted = libflash.attention_backward_tangent(*inputs, dlse=DLSE - 0.5, **OPTIONS)
+    for one, other in zip(made, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_delta_is_refused_with_gradients() -> None:
+    made = {f"d{name}": np.zeros_like(x) for name, x in X.items()}
+    with pytest.raises(libflash.InvalidError, match="delta: cannot be given together with dq, dk and dv in backward_tangent"):
+        second(T, **made, delta=DLSE)
+    assert not any(x.any() for x in made.values())
 
 
 def test_values_with_bias_and_sink() -> None:
@@ -161,6 +188,10 @@ def test_in_a_new_thread() -> None:
         ({"tdelta": DLSE.copy()}, "dout and tdelta must be given together"),
         ({"dout": DOUT[:1], "tdelta": DLSE.copy()}, "dout: shape must be"),
         ({"tdout": DOUT}, "tdout: needs delta"),
+        ({"delta": DLSE.copy()}, "delta: needs tdelta in forward_tangent"),
+        ({"dlse": DLSE}, "dlse needs delta"),
+        ({"dout": DOUT, "tdelta": DLSE.copy(), "dlse": DLSE}, "dlse needs delta"),
+        ({"dout": DOUT, "tdelta": DLSE.copy(), "delta": DLSE[:1].copy()}, "delta: shape must be (batch, heads_q, seqlen_q)"),
     ],
 )
 def test_refusals(change: dict[str, np.ndarray], text: str) -> None:

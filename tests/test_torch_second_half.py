@@ -179,8 +179,39 @@ def test_fake_tensors_have_the_shapes_of_results() -> None:
     x, t = ([y.half() for y in given] for given in small("causal"))
     out, lse = A(*x[:3], return_lse=True)
     inputs = (x[3], *x[:3], out, lse)
-    torch.library.opcheck(torch.ops.libflash.attention_delta_tangent.default, inputs, {"tq": t[0], "tdout": t[3]})
-    tout, tlse, tdelta = torch.ops.libflash.attention_delta_tangent(*inputs, tq=t[0])
-    torch.library.opcheck(
-        torch.ops.libflash.attention_backward_tangent.default, (*inputs, tout, tlse), {"tq": t[0], "tdelta": tdelta}
-    )
+    options = {"tq": t[0], "dlse": lse.cos()}
+    torch.library.opcheck(torch.ops.libflash.attention_delta_tangent.default, inputs, options | {"tdout": t[3]})
+    tout, tlse, tdelta, delta = torch.ops.libflash.attention_delta_tangent(*inputs, **options)
+    options |= {"tdelta": tdelta, "delta": delta}
+    torch.library.opcheck(torch.ops.libflash.attention_backward_tangent.default, (*inputs, tout, tlse), options)
+
+
+LENGTHS = {"packed": OPTIONS["packed"], "lengths": {name: x for name, x in OPTIONS["lengths"].items() if name != "softmax_scale"}}
+
+
+@pytest.mark.parametrize("anew", [True, False])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_delta_is_that_of_an_exact_out(name: str, anew: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where out is computed anew; else that of the saved one. 0 for rows that do not exist, see no key or have no sequence."""
+    monkeypatch.setattr(_torch_kernels, "computes_out_anew", lambda *given: anew)
+    x, t = ([y.half() for y in given] for given in small(name))
+    out, lse = A(*x[:3], return_lse=True, **LENGTHS[name])
+    dlse = torch.cos(torch.arange(lse.numel())).reshape(lse.shape)
+    *_, delta = torch.ops.libflash.attention_delta_tangent(x[3], *x[:3], out, lse, tq=t[0], dlse=dlse, **LENGTHS[name])
+    exact = A(*(y.double() for y in x[:3]), **LENGTHS[name]) if anew else out.double()
+    wanted = (exact * x[3].double()).sum(-1).transpose(-1, -2) - dlse
+    counts = lse > -torch.inf
+    assert 0 < counts.sum() < counts.numel()
+    torch.testing.assert_close(delta.double(), torch.where(counts, wanted, 0.0), rtol=0, atol=2.0**-18)
+
+
+def test_delta_takes_the_place_of_dlse() -> None:
+    x, t = ([y.half() for y in given] for given in small("causal"))
+    out, lse = A(*x[:3], return_lse=True)
+    dlse = lse.cos()
+    tout, tlse, tdelta, delta = torch.ops.libflash.attention_delta_tangent(x[3], *x[:3], out, lse, tq=t[0], dlse=dlse)
+    inputs = (x[3], *x[:3], out, lse, tout, tlse)
+    made = torch.ops.libflash.attention_backward_tangent(*inputs, tq=t[0], tdelta=tdelta, delta=delta, dlse=dlse + 7)
+    wanted = torch.ops.libflash.attention_backward_tangent(*inputs, tq=t[0], tdelta=tdelta, dlse=dlse)
+    for one, other in zip(made[:3], wanted, strict=False):
+        torch.testing.assert_close(one, other, rtol=0, atol=8 * 2.0**-11 * float(other.abs().max()))

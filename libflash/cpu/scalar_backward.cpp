@@ -116,7 +116,7 @@ void scalar_backward(const AttentionProblem& problem) {
         for (int64_t b = 0; b < problem.batch; ++b) {
             for (int64_t h = 0; h < problem.heads_q; ++h) {
                 const GradientHead<T> head(problem, b, h);
-                if (problem.delta.present && !problem.adds) write_delta(head);
+                if (problem.delta.present && !problem.reads_delta) write_delta(head);
                 compute_dq(head);
             }
             for (int64_t h = 0; h < problem.heads_k; ++h) compute_dk_dv<T>(problem, b, h);

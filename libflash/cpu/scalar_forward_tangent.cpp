@@ -1,7 +1,7 @@
 // The tangent of forward by its definition. Each sum recomputes the probabilities it needs.
 //
 //     mu_i = sum_j p_ij ts_ij + p_sink tsink     tout_i = sum_j keep_ij p_ij ((ts_ij - mu_i) v_j + tv_j)
-//     tdelta_i = tdout_i . out_i + dout_i . tout_i - tdlse_i
+//     delta_i = dout_i . out_i - dlse_i     tdelta_i = tdout_i . out_i + dout_i . tout_i - tdlse_i
 #include <type_traits>
 
 #include "cpu/cancel.h"
@@ -20,6 +20,7 @@ public:
           dout_(rows_of<const T>(p.dout, p.q_rows, batch, query_head)),
           tdout_(rows_of<const T>(p.tangents.dout, p.q_rows, batch, query_head)), lse_(p.lse, p.q_rows, batch, query_head),
           tlse_(p.tangents.lse, p.q_rows, batch, query_head), tdlse_(p.tangents.dlse, p.q_rows, batch, query_head),
+          dlse_(p.dlse, p.q_rows, batch, query_head), delta_(p.delta, p.q_rows, batch, query_head),
           tdelta_(p.tangents.delta, p.q_rows, batch, query_head),
           sink_(p.sink.present ? head_value(p.sink, batch, query_head) : kMinusInfinity) {}
 
@@ -74,15 +75,17 @@ private:
         if (tout_.data) store_row(tout_[i], to, 1.0, n);
         tlse_.set(i, mu);
         if (!problem_.tangents.delta.present) return;
-        double sum = 0;
+        double delta = 0, tdelta = 0;
         if (lse != kMinusInfinity) {
-            sum = -tdlse_.get(i);
+            delta = -dlse_.get(i), tdelta = -tdlse_.get(i);
             for (int64_t c = 0; c < n; ++c) {
-                sum += widen(dout_[i][c]) * to[c];
-                if (tdout_.data) sum += widen(tdout_[i][c]) * o[c];
+                const double dout = widen(dout_[i][c]);
+                delta += dout * o[c], tdelta += dout * to[c];
+                if (tdout_.data) tdelta += widen(tdout_[i][c]) * o[c];
             }
         }
-        tdelta_.set(i, sum);
+        delta_.set(i, delta);
+        tdelta_.set(i, tdelta);
     }
 
     template <class Body>
@@ -96,7 +99,7 @@ private:
     const InputTangents<T> tangents_;
     const Rows<T> out_, tout_;
     const Rows<const T> dout_, tdout_;
-    const LseRows lse_, tlse_, tdlse_, tdelta_;
+    const LseRows lse_, tlse_, tdlse_, dlse_, delta_, tdelta_;
     const double sink_;
 };
 

@@ -28,7 +28,7 @@ struct GradientHead : ScalarHead<T> {
           lse(p.lse, p.q_rows, b, h), dlse(p.dlse, p.q_rows, b, h), given_delta(p.delta, p.q_rows, b, h) {}
 
     double delta(int64_t i) const {
-        if (this->problem.adds && this->problem.delta.present) return given_delta.get(i);
+        if (this->problem.reads_delta && this->problem.delta.present) return given_delta.get(i);
         return dot(dout[i], out[i], this->problem.head_dim_v) - dlse.get(i);
     }
     bool row_empty(int64_t i) const { return lse.get(i) == kMinusInfinity; }

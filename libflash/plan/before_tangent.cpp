@@ -33,7 +33,7 @@ TangentProblem with_lse(TangentProblem problem, void* lse) {
 
 AttentionProblem primal_before(const TangentProblem& problem) {
     AttentionProblem primal = problem;
-    if (!problem.backward) primal.dout = {};
+    if (!problem.backward) primal.dout = primal.dlse = primal.delta = {};
     primal.request.kernel = nullptr;
     return primal;
 }

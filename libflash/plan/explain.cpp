@@ -58,7 +58,7 @@ std::string shard_options_text(const AttentionProblem& p) {
     if (numbers.heads_total != p.heads_q) text += text_of(", heads from ", numbers.head_begin, " of ", numbers.heads_total);
     if (p.continues) text += ", continues";
     if (p.adds) text += ", adds";
-    if (p.delta.present) text += p.adds ? ", reads delta" : ", writes delta";
+    if (p.delta.present) text += p.reads_delta ? ", reads delta" : ", writes delta";
     if (p.max_logit.present) text += p.max_logit.ndim == 1 ? ", max_logit of heads" : ", max_logit of rows";
     if (p.entropy.present) text += ", entropy";
     if (p.request.sm_margin > 0) {

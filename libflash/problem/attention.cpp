@@ -40,7 +40,7 @@ flash_attention_options_t read_attention_options(AttentionProblem& problem, cons
     return options;
 }
 
-OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_t& options, bool backward) {
+OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_t& options, const AttentionProblem& problem) {
     OptionTensors tensors;
     tensors.cu_q = reader.optional(options.cu_seqlens_q, "cu_seqlens_q");
     tensors.cu_k = reader.optional(options.cu_seqlens_k, "cu_seqlens_k");
@@ -55,7 +55,7 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
         if (options.block_mask) invalid("block_lists", "cannot be given together with block_mask", "both are");
         tensors.lists = read_block_lists(reader, *options.block_lists, kRead);
     }
-    if (!backward) {
+    if (!problem.backward) {
         if (options.dlse) invalid("dlse", "is for backward, not for a forward call", "given");
         if (options.dbias) invalid("dbias", "is for backward, not for a forward call", "given");
         if (options.dsink) invalid("dsink", "is for backward, not for a forward call", "given");
@@ -65,7 +65,7 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
     } else {
         if (options.max_logit) invalid("max_logit", "is for forward, not for a backward call", "given");
         if (options.entropy) invalid("entropy", "is for forward, not for a backward call", "given");
-        tensors.delta = reader.optional(options.delta, "delta", (options.flags & FLASH_FLAG_ADD) ? kRead : kWritten);
+        tensors.delta = reader.optional(options.delta, "delta", problem.reads_delta ? kRead : kWritten);
         tensors.dlse = reader.optional(options.dlse, "dlse");
         tensors.dbias = reader.optional(options.dbias, "dbias", kWritten);
         tensors.dsink = reader.optional(options.dsink, "dsink", kWritten);
@@ -180,7 +180,7 @@ void build_backward_options(AttentionProblem& p, const OptionTensors& tensors, c
     p.delta = tensors.delta;
     if (p.delta.present) {
         check_like_lse(p, p.delta, "delta");
-        if (p.adds && p.dlse.present) {
+        if (p.reads_delta && p.dlse.present) {
             invalid("dlse", "is part of delta, so it must not be given with a delta that is read", "given");
         }
     }

@@ -84,10 +84,11 @@ struct AttentionProblem : ScoreOptions {
     // Backward only.
     bool backward = false;
     TensorView dout, dq, dk, dv, dlse;
-    ScoreTensor dbias;  // shape of bias
-    HeadTensor dsink;   // shape of sink
-    bool adds = false;  // dq, dk and dv are added to
-    TensorView delta;   // output, or with `adds` input; or absent
+    ScoreTensor dbias;         // shape of bias
+    HeadTensor dsink;          // shape of sink
+    bool adds = false;         // dq, dk and dv are added to
+    bool reads_delta = false;  // delta is an input, not an output
+    TensorView delta;          // or absent
 
     Request request;
 

@@ -7,8 +7,8 @@
 
 namespace libflash {
 
-// The tensors of the options as views. dlse, dbias and dsink are absent in a forward call, max_logit and entropy in a backward
-// call.
+// The tensors of the options as views. dlse, dbias, dsink and delta are absent in a forward call, max_logit and entropy in a
+// backward call.
 struct OptionTensors {
     TensorView cu_q, cu_k, used_q, used_k;
     TensorView slopes, bias, mask, sink, block_mask;
@@ -38,7 +38,8 @@ void check_same(const TensorView& view, const Argument& argument, const TensorVi
 void check_gradient(const AttentionProblem& problem, const TensorView& view, const Argument& argument, const TensorView& model,
                     const char* names);
 
-OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_t& options, bool backward);
+// `problem` says whether it is a backward call, and whether delta is an input.
+OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_t& options, const AttentionProblem& problem);
 
 // Step 3.
 void build_option_tensors(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options);

@@ -9,6 +9,7 @@ AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_t
     AttentionProblem problem;
     problem.backward = true;
     const flash_attention_options_t options = read_attention_options(problem, given, FLASH_FLAG_POSITIONS | FLASH_FLAG_ADD);
+    problem.reads_delta = problem.adds;
     Reader reader(reading);
     problem.dout = reader.required(dout, "dout", kContiguousRows);
     problem.q = reader.required(q, "q", kContiguousRows);
@@ -19,7 +20,7 @@ AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_t
     problem.dq = reader.required(dq, "dq", kContiguousRows | kWritten);
     problem.dk = reader.required(dk, "dk", kContiguousRows | kWritten);
     problem.dv = reader.required(dv, "dv", kContiguousRows | kWritten);
-    const OptionTensors tensors = read_option_tensors(reader, options, true);
+    const OptionTensors tensors = read_option_tensors(reader, options, problem);
 
     build_attention_sizes(problem, tensors, options);
     check_like_out(problem, problem.dout, "dout");

@@ -13,7 +13,7 @@ AttentionProblem make_forward_problem(const flash_tensor_t* q, const flash_tenso
     problem.v = reader.required(v, "v", kContiguousRows);
     problem.out = reader.required(out, "out", kContiguousRows | kWritten);
     problem.lse = reader.optional(lse, "lse", kWritten);
-    const OptionTensors tensors = read_option_tensors(reader, options, false);
+    const OptionTensors tensors = read_option_tensors(reader, options, problem);
 
     build_attention_sizes(problem, tensors, options);
     check_like_out(problem, problem.out, "out", true);

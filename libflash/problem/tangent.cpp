@@ -33,7 +33,6 @@ flash_attention_options_t read_tangent_options(TangentProblem& p, const flash_at
     if (options.heads_total != 0) invalid("heads_total", "is for forward and backward, not for tangents", options.heads_total);
     if (options.max_logit) invalid("max_logit", "is for forward, not for tangents", "given");
     if (options.entropy) invalid("entropy", "is for forward, not for tangents", "given");
-    if (options.delta) invalid("delta", "is for backward, not for tangents, which have tangents.delta", "given");
     return options;
 }
 
@@ -89,7 +88,7 @@ void check_cotangents(const TangentProblem& p) {
     if (p.tangents.delta.present) check_like_lse(p, p.tangents.delta, "tangents.delta");
 }
 
-void check_forward_members(const flash_tangents_t& given) {
+void check_forward_members(const flash_tangents_t& given, const flash_attention_options_t& options) {
     if (given.dq) invalid("tangents.dq", "is for backward_tangent, not for forward_tangent", "given");
     if (given.dk) invalid("tangents.dk", "is for backward_tangent, not for forward_tangent", "given");
     if (given.dv) invalid("tangents.dv", "is for backward_tangent, not for forward_tangent", "given");
@@ -101,8 +100,16 @@ void check_forward_members(const flash_tangents_t& given) {
         if (given.cotangent) invalid("tangents.cotangent", "needs delta", "there is no delta");
         if (given.dout) invalid("tangents.dout", "needs delta", "there is no delta");
         if (given.dlse) invalid("tangents.dlse", "needs delta", "there is no delta");
+        if (options.delta) invalid("delta", "needs tangents.delta in forward_tangent", "there is no tangents.delta");
         if (!given.out && !given.lse) invalid("tangents.out", "out, lse or delta is required", "all are NULL");
     }
+    if (options.dlse && !options.delta) invalid("dlse", "needs delta in forward_tangent", "there is no delta");
+}
+
+// The tensors of the options that forward has too.
+OptionTensors read_forward_option_tensors(Reader& reader, flash_attention_options_t options, const TangentProblem& p) {
+    options.delta = options.dlse = nullptr;
+    return read_option_tensors(reader, options, p);
 }
 
 }  // namespace
@@ -120,7 +127,7 @@ TangentProblem make_forward_tangent_problem(const flash_tensor_t* q, const flash
     const flash_attention_options_t options = read_tangent_options(p, given);
     const flash_tangents_t t = read_tangents(tangents);
     check_tangent_flags(t, FLASH_FLAG_FROM_LSE);
-    check_forward_members(t);
+    check_forward_members(t, options);
     p.from_lse = (t.flags & FLASH_FLAG_FROM_LSE) != 0;
     Reader reader(reading);
     p.q = reader.required(q, "q", kContiguousRows);
@@ -135,7 +142,9 @@ TangentProblem make_forward_tangent_problem(const flash_tensor_t* q, const flash
     p.tangents.dlse = reader.optional(t.dlse, "tangents.dlse");
     p.tangents.delta = reader.optional(t.delta, "tangents.delta", kWritten);
     p.dout = reader.optional(t.cotangent, "tangents.cotangent", kContiguousRows);
-    const OptionTensors option_tensors = read_option_tensors(reader, options, false);
+    p.dlse = reader.optional(options.dlse, "dlse");
+    p.delta = reader.optional(options.delta, "delta", kWritten);
+    const OptionTensors option_tensors = read_forward_option_tensors(reader, options, p);
 
     build_attention_sizes(p, option_tensors, options);
     check_like_out(p, p.out, "out");
@@ -146,6 +155,8 @@ TangentProblem make_forward_tangent_problem(const flash_tensor_t* q, const flash
     if (p.tangents.lse.present) check_like_lse(p, p.tangents.lse, "tangents.lse");
     check_cotangents(p);
     if (p.dout.present) check_like_out(p, p.dout, "tangents.cotangent");
+    if (p.dlse.present) check_like_lse(p, p.dlse, "dlse");
+    if (p.delta.present) check_like_lse(p, p.delta, "delta");
     check_contents(p, option_tensors, options, reader);
     return p;
 }
@@ -167,6 +178,7 @@ void read_gradients(Reader& reader, TangentProblem& p, const flash_tensor_t* dq,
         if (options.dsink) invalid("dsink", "needs dq, dk and dv in backward_tangent", "they are NULL");
         return;
     }
+    if (options.delta) invalid("delta", "cannot be given together with dq, dk and dv in backward_tangent", "all are");
     p.dq = reader.required(dq, "dq", kOutput);
     p.dk = reader.required(dk, "dk", kOutput);
     p.dv = reader.required(dv, "dv", kOutput);
@@ -180,7 +192,7 @@ TangentProblem make_backward_tangent_problem(const flash_tensor_t* dout, const f
                                              const flash_tangents_t* tangents, const flash_attention_options_t* given,
                                              Reading reading) {
     TangentProblem p;
-    p.backward = true;
+    p.backward = p.reads_delta = true;
     p.operation = Operation::backward_tangent;
     const flash_attention_options_t options = read_tangent_options(p, given);
     const flash_tangents_t t = read_tangents(tangents);
@@ -205,7 +217,7 @@ TangentProblem make_backward_tangent_problem(const flash_tensor_t* dout, const f
     p.tangents.dv = reader.required(t.dv, "tangents.dv", kOutput);
     const TensorView dbias = reader.optional(t.dbias, "tangents.dbias", kWritten);
     const TensorView dsink = reader.optional(t.dsink, "tangents.dsink", kWritten);
-    const OptionTensors option_tensors = read_option_tensors(reader, options, true);
+    const OptionTensors option_tensors = read_option_tensors(reader, options, p);
 
     build_attention_sizes(p, option_tensors, options);
     check_like_out(p, p.dout, "dout");

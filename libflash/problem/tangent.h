@@ -19,8 +19,8 @@ struct Tangents {
     HeadTensor dsink;
 };
 
-// `backward`: true for backward_tangent. Its dq, dk and dv are absent where only tangents are wanted. forward_tangent with delta
-// has `dout`, the one of the later backward.
+// `backward`: true for backward_tangent. Its dq, dk and dv are absent where only tangents are wanted. forward_tangent with
+// tangents.delta has `dout`, the one of the later backward, and may have `delta` as an output, and then `dlse`.
 struct TangentProblem : AttentionProblem {
     Operation operation = Operation::forward_tangent;
     bool from_lse = false;  // forward_tangent: out and lse are inputs

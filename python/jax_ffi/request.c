@@ -48,10 +48,10 @@ typedef struct call_t {
     flash_attention_options_t attention;
     flash_decode_options_t decode;
     flash_tangents_t tangents, tangents_of_forward; /* the latter for the first half of BACKWARD_TANGENT */
-    flash_tensor_t tlse, tdelta;                    /* what passes from the first half to the second, in the workspace */
+    flash_tensor_t tlse, tdelta, delta;             /* what passes from the first half to the second, in the workspace */
     flash_tensor_t out_anew;                        /* with WITH_OUT_ANEW: what the first half writes, which nobody reads */
     const flash_tensor_t *first_out, *first_lse;    /* out and lse of the first half */
-    flash_attention_options_t attention_of_forward; /* the options without those of backward */
+    flash_attention_options_t attention_of_forward; /* the options of the first half */
     flash_cache_write_options_t write;
 } call_t;
 
@@ -148,6 +148,7 @@ static void bind_tangents(request_t *request, call_t *call, const flash_tensor_t
     t->dv = call->out[2];
     dense_like(&call->tlse, call->in[5]);
     dense_like(&call->tdelta, call->in[5]);
+    dense_like(&call->delta, call->in[5]);
     t->lse = of_forward ? &of_forward[1] : &call->tlse;
     t->delta = &call->tdelta;
 
@@ -165,9 +166,9 @@ static void bind_tangents(request_t *request, call_t *call, const flash_tensor_t
     }
     f->out = of_forward ? to_bshd(call, layout, &of_forward[0]) : NULL;
     f->dq = f->dk = f->dv = f->dbias = NULL;
-    t->dlse = NULL; /* delta contains it */
+    call->attention.delta = &call->delta;
     call->attention_of_forward = call->attention;
-    call->attention_of_forward.dlse = NULL;
+    t->dlse = call->attention.dlse = NULL; /* tdelta and delta contain them */
 }
 
 static flash_status_t check_counts(request_t *request, int operands, int results) {
@@ -320,9 +321,9 @@ static size_t size_of(const flash_tensor_t *tensor, size_t element) {
 
 static size_t size_of_rows(const flash_tensor_t *lse) { return size_of(lse, lse->dtype == FLASH_DTYPE_FLOAT64 ? 8 : 4); }
 
-/* BACKWARD_TANGENT: the workspace begins with tlse, tdelta and, if it is computed anew, out in 16 bits. */
+/* BACKWARD_TANGENT: the workspace begins with tlse, tdelta, delta and, if it is computed anew, out in 16 bits. */
 static size_t size_of_between(const call_t *c) {
-    return size_of_rows(&c->tlse) + size_of_rows(&c->tdelta) + (c->first_lse ? 0 : size_of(&c->out_anew, 2));
+    return 3 * size_of_rows(&c->tlse) + (c->first_lse ? 0 : size_of(&c->out_anew, 2));
 }
 
 /* The two halves share the rest. */
@@ -349,7 +350,8 @@ static flash_status_t run_backward_tangent(request_t *request, call_t *c, char *
     }
     c->tlse.data = workspace;
     c->tdelta.data = workspace + rows;
-    c->out_anew.data = workspace + 2 * rows;
+    c->delta.data = workspace + 2 * rows;
+    c->out_anew.data = workspace + 3 * rows;
     workspace += between;
     bytes -= between;
     status = flash_attention_forward_tangent(in[1], in[2], in[3], c->first_out, c->first_lse, &c->tangents_of_forward,

@@ -106,6 +106,8 @@ def attention_tangent(
     tdout: _DLPackArray | None = None,
     tdlse: _DLPackArray | None = None,
     tdelta: _DLPackArray | None = None,
+    dlse: _DLPackArray | None = None,
+    delta: _DLPackArray | None = None,
     **options: Any,
 ) -> tuple[_Array, _Array, _Array, _Array]: ...
 def attention_backward_tangent(
@@ -127,6 +129,7 @@ def attention_backward_tangent(
     tdlse: _DLPackArray | None = None,
     tdelta: _DLPackArray | None = None,
     dlse: _DLPackArray | None = None,
+    delta: _DLPackArray | None = None,
     tdbias: _DLPackArray | None = None,
     tdsink: _DLPackArray | None = None,
     dq: _DLPackArray | None = None,

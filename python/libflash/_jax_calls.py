@@ -318,8 +318,6 @@ def run(call: Call, *operands: Any) -> list[Any]:
 def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scratch: int | None) -> list[Any]:
     """`scratch`: bytes of workspace, one more result that XLA allocates; None: the handler allocates it."""
     anew = scratch != 0 and out_anew(call, operands, on_gpu=scratch is not None)  # 0: it is refused when it runs, or empty
-    if anew:
-        call, operands = with_exact_delta(call, operands, on_gpu=scratch is not None)
     aliases = {}
     without_filled = operands
     if call.packed:  # rows that belong to no sequence are not written: fill the results first, but for caches
@@ -342,20 +340,3 @@ def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scrat
     }
     axes = varying_axes(operands)
     return vary(list(ffi(*vary(operands, axes), **attributes))[: len(results)], axes)  # type: ignore[no-any-return]
-
-
-def with_exact_delta(call: Call, operands: Sequence[Any], *, on_gpu: bool) -> tuple[Call, list[Any]]:
-    """BACKWARD_TANGENT with the dlse for which delta = rowsum(dout * out) - dlse is that of an out that was not rounded."""
-    given = dict(zip((*call.fixed, *call.names), operands, strict=True))
-    backward = ("dlse", *DIRECTION.values(), "tdout", "tdlse")
-    names = tuple(name for name in call.names if name not in backward)
-    options = call.options._replace(wide=True, need_dbias=False, need_tangents=False)
-    forward = Call(FORWARD, options, names)
-    inputs = [given[name] for name in (*forward.fixed, *names)]
-    shapes = result_shapes(forward, inputs)
-    scratch = workspace_size(forward, inputs, shapes, 1) if on_gpu else None
-    exact = on_platform(forward, inputs, shapes, scratch)[0]
-    excess = as_lse(((exact - given["out"]) * given["dout"]).sum(-1), options.layout)
-    given["dlse"] = given["dlse"] - excess if "dlse" in given else -excess
-    names = tuple(name for name in (*ATTENTION_OPERANDS, "rng") if name in given)
-    return call._replace(names=names), [given[name] for name in (*call.fixed, *names)]

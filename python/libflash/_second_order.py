@@ -5,8 +5,8 @@ The errors of these statistics are the same for all keys of a row: they are mult
 if keys or their tangents have a nonzero mean. If the statistics are computed from 16-bit out and tout, these errors dominate the
 result.
 
-The tangent of forward can write tdelta in float32, computed from unrounded tout and, if it recomputes out in the same pass over
-the keys, from unrounded out. For delta, forward returns out in float32.
+The tangent of forward can write both in float32, computed from unrounded tout and, if it recomputes out in the same pass over
+the keys, from unrounded out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_IN_ONE_PASS = frozenset(
 
 
 def computes_out_anew(arch: int, head_dims: Sequence[int], options: Iterable[str], backend: str | None = None) -> bool:
-    """Whether second derivatives in 16 bits recompute out, to compute tdelta from unrounded sums.
+    """Whether second derivatives in 16 bits recompute out, to compute delta and tdelta from unrounded sums.
 
     `arch`: of the GPU (90 for compute capability 9.0), or CPU. `options`: the names of the options that are not at their
     defaults. True only if one pass computes out and its tangent: a separate forward call would cost time and round out again.

@@ -48,7 +48,7 @@ cdef bint needs_operators(_Source source, tuple arrays) except -1:
 
 
 def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=None, out=None, lse=None, dout=None, tdout=None,
-                      tdlse=None, tdelta=None, **options):
+                      tdlse=None, tdelta=None, dlse=None, delta=None, **options):
     """attention() and its derivative along a direction (forward mode, a Jacobian-vector product).
 
     Parameters
@@ -61,7 +61,11 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     tdelta : array with shape and type of lse
         If given, rowsum(tdout * out + dout * tout) - tdlse is written there, for attention_backward_tangent(): before tout is
         rounded, and before out is if out is not given.
+    delta : array with shape and type of lse; only with tdelta
+        If given, rowsum(dout * out) - dlse is written there, for attention_backward_tangent() too: before out is rounded, if it
+        is not given.
     dout, tdout, tdlse : as given to attention_backward_tangent(); only with tdelta, dout always
+    dlse : as given to attention_backward_tangent(); only with delta
     options : those of attention() but return_lse, stream, and those of parts of problems (row_begin to resume)
 
     Returns
@@ -83,7 +87,7 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     cdef flash_tangents_t tangents
     cdef flash_tensor_t dq, dk, dv, of_out, of_lse
     cdef flash_tensor_t tangent_q, tangent_k, tangent_v, tangent_bias, tangent_sink, tangent_out, tangent_lse
-    cdef flash_tensor_t cotangent, tangent_dout, tangent_dlse, tangent_delta
+    cdef flash_tensor_t cotangent, tangent_dout, tangent_dlse, tangent_delta, of_dlse, of_delta
     cdef size_t size = 0
     cdef void *scratch
     cdef void *on
@@ -98,10 +102,12 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
         raise InvalidError("out and lse must be given together")
     if (dout is None) != (tdelta is None):
         raise InvalidError("dout and tdelta must be given together")
+    if dlse is not None and delta is None:
+        raise InvalidError("dlse needs delta")
     if needs_operators(source, (q, k, v, tq, tk, tv, tbias, tsink, o["bias"], o["learnable_sink"], o["alibi_slopes"])):
         from . import _torch_explicit
         return _torch_explicit.attention_tangent(
-            q, k, v, out, lse, dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink), dict(tdelta=tdelta), o)
+            q, k, v, out, lse, dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink), dict(tdelta=tdelta, delta=delta), o)
     start(&call, None)
     try:
         borrow(&call, q, "q", &dq)
@@ -136,6 +142,8 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
         tangents.dout = tangent(&call, tdout, "tdout", &tangent_dout, axes)
         tangents.dlse = tangent(&call, tdlse, "tdlse", &tangent_dlse, BSHD)
         tangents.delta = tangent(&call, tdelta, "tdelta", &tangent_delta, BSHD, WRITE)
+        made.dlse = tangent(&call, dlse, "dlse", &of_dlse, BSHD)
+        made.delta = tangent(&call, delta, "delta", &of_delta, BSHD, WRITE)
         made.num_threads = num_threads_for(source, &dq)
         on = call.stream
         check_tangents(flash_attention_forward_tangent_workspace_size(&dq, &dk, &dv, &of_out, &of_lse, &tangents, &made, &size))
@@ -146,6 +154,7 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
         end_interrupt(&dq)
         check_tangents(status)
         count_write(tdelta)
+        count_write(delta)
     finally:
         finish(&call)
     if source.kind == KIND_JAX:
@@ -156,8 +165,8 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
 
 
 def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=None, tv=None, *, tbias=None, tsink=None,
-                               tdout=None, tdlse=None, tdelta=None, dlse=None, tdbias=None, tdsink=None, dq=None, dk=None,
-                               dv=None, dbias=None, dsink=None, **options):
+                               tdout=None, tdlse=None, tdelta=None, dlse=None, delta=None, tdbias=None, tdsink=None, dq=None,
+                               dk=None, dv=None, dbias=None, dsink=None, **options):
     """The derivative of attention_backward() along a direction; with it all second derivatives.
 
     The Hessian is symmetric: gradients of a function of dq, dk, dv with respect to q, k, v are the tangents of dq, dk, dv in the
@@ -169,6 +178,8 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
     tout, tlse : as attention_tangent() returned them for the same direction
     tdelta : array with shape and type of lse, as attention_tangent() wrote it for the same direction, dout, tdout and tdlse
         If given, it is read instead of tout, which may be None, and tdlse. More accurate in 16 bits where keys have a mean.
+    delta : array with shape and type of lse, as attention_tangent() wrote it for the same dout and dlse
+        If given, it is read instead of dlse and rowsum(dout * out), for the same reason. Not with dq, dk and dv.
     tq, tk, tv, tbias, tsink, tdout, tdlse : arrays with shape and type of q, k, v, bias, learnable_sink, dout and dlse, or None
         for zero: the direction
     tdbias, tdsink : arrays with shape and type of bias and learnable_sink
@@ -209,7 +220,7 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
         from . import _torch_explicit
         return _torch_explicit.attention_backward_tangent(
             (dout, q, k, v, out, lse, out if tout is None else tout, tlse),
-            dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink, tdout=tdout, tdlse=tdlse, tdelta=tdelta, dlse=dlse),
+            dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink, tdout=tdout, tdlse=tdlse, tdelta=tdelta, dlse=dlse, delta=delta),
             dict(tdbias=tdbias, tdsink=tdsink, dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink), o)
     start(&call, None)
     try:
@@ -217,7 +228,10 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
         borrow(&call, k, "k", &x[1])
         borrow(&call, v, "v", &x[2])
         attention_options_from(&call, &extras, &made, o)
-        made.dlse = extra(&call, &extras, dlse, "dlse")
+        if delta is None:
+            made.dlse = extra(&call, &extras, dlse, "dlse")
+        else:
+            made.delta = extra(&call, &extras, delta, "delta")
         made.dbias = extra(&call, &extras, dbias, "dbias", WRITE)
         made.dsink = extra(&call, &extras, dsink, "dsink", WRITE)
         check_rank(&x[0], "q", o["cu_seqlens_q"] is not None)

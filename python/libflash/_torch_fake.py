@@ -114,9 +114,9 @@ def attention_tangent(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     return q.new_empty((*q.shape[:-1], v.shape[-1])), torch.empty_like(lse, memory_format=torch.contiguous_format)
 
 
-def attention_delta_tangent(dout: Tensor, *primal: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def attention_delta_tangent(dout: Tensor, *primal: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tout, tlse = attention_tangent(*primal, **options)
-    return tout, tlse, torch.empty_like(tlse)
+    return tout, tlse, torch.empty_like(tlse), torch.empty_like(tlse)
 
 
 def attention_backward_tangent(

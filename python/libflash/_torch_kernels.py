@@ -14,7 +14,6 @@ import torch
 from . import _core
 from ._block_mask import BlockMask
 from ._second_order import CPU, computes_out_anew
-from ._torch_merge import as_lse
 
 Tensor = torch.Tensor
 
@@ -154,12 +153,12 @@ def unrounded_sums(q: Tensor, v: Tensor, options: dict[str, Any]) -> bool:
 
 def attention_delta_tangent(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, deterministic: bool = False, **options: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Packed rows that belong to no sequence have tangents 0."""
-    tdelta = torch.zeros_like(lse, memory_format=torch.contiguous_format)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Packed rows that belong to no sequence have 0 everywhere."""
+    tdelta, delta = (torch.zeros_like(lse, memory_format=torch.contiguous_format) for _ in range(2))
     from_lse = {} if unrounded_sums(q, v, options) else {"out": out, "lse": lse}
-    tout, tlse = tangents_of_rows(q, k, v, options | from_lse | {"dout": dout, "tdelta": tdelta})
-    return tout, tlse, tdelta
+    tout, tlse = tangents_of_rows(q, k, v, options | from_lse | {"dout": dout, "tdelta": tdelta, "delta": delta})
+    return tout, tlse, tdelta, delta
 
 
 def attention_with_tangent(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = False, **options: Any) -> tuple[Tensor, ...]:
@@ -179,19 +178,6 @@ def rows_outside(cu_seqlens: Tensor, rows: int) -> Tensor:
     return (at < cu_seqlens[0]) | (at >= cu_seqlens[-1])
 
 
-# Options that are not those of the forward call; a kernel's name is that of one operation.
-OF_BACKWARD_TANGENT = ("tq", "tk", "tv", "tbias", "tsink", "tdout", "tdlse", "tdelta", "dlse", "kernel_name")
-
-
-def exact_delta(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, options: dict[str, Any]) -> Tensor:
-    """The dlse with which delta = rowsum(dout * out) - dlse is that of an out that was not rounded."""
-    of_forward = {name: x for name, x in options.items() if name not in OF_BACKWARD_TANGENT}
-    exact = torch.zeros_like(out, dtype=torch.float32, memory_format=torch.contiguous_format)
-    _core.attention(q, k, v, out=exact, **library_options(of_forward))
-    excess = as_lse(exact.sub_(out).mul_(dout).sum(-1, keepdim=True), options.get("layout", "bshd"))
-    return options["dlse"] - excess if "dlse" in options else excess.neg_()
-
-
 def attention_backward_tangent(
     dout: Tensor,
     q: Tensor,
@@ -207,9 +193,7 @@ def attention_backward_tangent(
     deterministic: bool = False,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """Empty tensors for what is not requested, as attention_backward."""
-    if "tdelta" in options and unrounded_sums(q, v, options):
-        options["dlse"] = exact_delta(dout, q, k, v, out, options)
+    """Empty tensors for what is not requested, as attention_backward. delta takes the place of dlse."""
     tdbias, tdsink = optional_gradients(options, need_dbias, need_dsink)
     cu_q, cu_k = options.get("cu_seqlens_q"), options.get("cu_seqlens_k")
     made = _core.attention_backward_tangent(

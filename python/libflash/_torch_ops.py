@@ -24,7 +24,8 @@ Tensor = torch.Tensor
 
 _DIRECTION = tuple(f"Tensor? {name}=None" for name in ("tq", "tk", "tv", "tbias", "tsink"))
 _COTANGENTS = tuple(f"Tensor? {name}=None" for name in ("dlse", "tdout", "tdlse"))
-_BACKWARD_TANGENT = (*_DIRECTION, *_COTANGENTS, "bool need_dbias=False", "bool need_dsink=False", "Tensor? tdelta=None")
+_OF_ROWS = ("Tensor? tdelta=None", "Tensor? delta=None")
+_BACKWARD_TANGENT = (*_DIRECTION, *_COTANGENTS, "bool need_dbias=False", "bool need_dsink=False", *_OF_ROWS)
 _SCHEMAS = (
     f"attention(Tensor q, Tensor k, Tensor v, {operator_arguments('attention')}) -> (Tensor out, Tensor lse)",
     f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, {operator_arguments('attention')}) -> ()",
@@ -36,10 +37,11 @@ _SCHEMAS = (
     # attention and attention_tangent in one pass over the keys
     f"attention_with_tangent(Tensor q, Tensor k, Tensor v, {operator_arguments('attention', *_DIRECTION)}) "
     "-> (Tensor out, Tensor lse, Tensor tout, Tensor tlse)",
-    # attention_tangent, and tdelta for attention_backward_tangent from sums that are not rounded
+    # attention_tangent, and tdelta and delta for attention_backward_tangent from sums that are not rounded
     "attention_delta_tangent(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{operator_arguments('attention', *_DIRECTION, *_COTANGENTS[1:])}) -> (Tensor tout, Tensor tlse, Tensor tdelta)",
-    # with tdelta, tout and tdlse are not read
+    f"{operator_arguments('attention', *_DIRECTION, *_COTANGENTS)}) "
+    "-> (Tensor tout, Tensor tlse, Tensor tdelta, Tensor delta)",
+    # with tdelta, tout and tdlse are not read; with delta, dlse is not
     "attention_backward_tangent(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor tout, Tensor tlse, "
     f"{operator_arguments('attention', *_BACKWARD_TANGENT)}) "
     "-> (Tensor tdq, Tensor tdk, Tensor tdv, Tensor tdbias, Tensor tdsink)",

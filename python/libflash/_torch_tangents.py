@@ -96,12 +96,14 @@ def of_forward(options: dict[str, Any]) -> dict[str, Any]:
 
 def tangents_of_rows(run: Callable[[str], Any], inputs: list[Any], options: dict[str, Any], along: dict[str, Any]) -> Any:
     """(tout, tlse) in the direction `along`, which may have tdout and tdlse, and further options for attention_backward_tangent.
-    `inputs`: dout, q, k, v, out and lse; `options`: those of attention; `run`: an operator by its name."""
+    `inputs`: dout, q, k, v, out and lse; `options`: those of attention_backward; `run`: an operator by its name."""
+    of_attention = of_forward(options)
     if inputs[1].dtype in (torch.float16, torch.bfloat16):
-        tout, tlse, tdelta = run("attention_delta_tangent")(*inputs, **options, **along)
-        return tout, tlse, {"tdelta": tdelta}
+        dlse = {"dlse": options["dlse"]} if "dlse" in options else {}
+        tout, tlse, tdelta, delta = run("attention_delta_tangent")(*inputs, **of_attention, **dlse, **along)
+        return tout, tlse, {"tdelta": tdelta, "delta": delta}
     direction = {name: x for name, x in along.items() if name in DIRECTION.values()}
-    return *run("attention_tangent")(*inputs[1:], **options, **direction), {}
+    return *run("attention_tangent")(*inputs[1:], **of_attention, **direction), {}
 
 
 def directions(given: dict[str, Tensor | None]) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def tangent_of_backward(primals: dict[str, Any], options: dict[str, Any], given:
     known = tout is not None and tlse is not None
     if along and (not known or unrounded_sums(inputs[1], inputs[3], options)):
         by_name = {"attention_tangent": attention_tangent, "attention_delta_tangent": attention_delta_tangent}
-        tout, tlse, of_rows = tangents_of_rows(by_name.__getitem__, inputs, of_forward(options), along | more)
+        tout, tlse, of_rows = tangents_of_rows(by_name.__getitem__, inputs, options, along | more)
         more |= of_rows
     tout = torch.zeros_like(inputs[4]) if tout is None else rows_contiguous(tout)
     tlse = torch.zeros_like(inputs[5]) if tlse is None else tlse
@@ -237,12 +239,10 @@ def gradients(
         dout, dlse, tdout, tdlse = map(rows_contiguous, (*of_tangents, *of_results))
         dout = torch.zeros_like(out) if dout is None else dout
         more = {name: g for name, g in (("tdout", tdout), ("tdlse", tdlse)) if g is not None}
+        options |= {} if dlse is None else {"dlse": dlse}
         if unrounded_sums(q, v, options):
-            forward = of_forward(options)
-            tout, tlse, of_rows = tangents_of_rows(operator, [dout, q, k, v, out, lse], forward, moved | more)
+            tout, tlse, of_rows = tangents_of_rows(operator, [dout, q, k, v, out, lse], options, moved | more)
             more |= of_rows
-        if dlse is not None:
-            more["dlse"] = dlse
         made = operator("attention_backward_tangent")(dout, q, k, v, out, lse, tout, tlse, **options, **moved, **more)
         found.update(zip(DIRECTION, made, strict=True))
     return found
@@ -257,8 +257,8 @@ def wanted_of(ctx: Any, first: int = 1) -> set[str]:
 
 
 class Tangent(_Function):  # type: ignore[misc]
-    """(operator, names, *values) -> (tout, tlse), and tdelta of attention_delta_tangent, which is a constant as it is for
-    attention_backward_tangent"""
+    """(operator, names, *values) -> (tout, tlse), and of attention_delta_tangent tdelta and delta, which are constants as they
+    are for attention_backward_tangent"""
 
     @staticmethod
     def forward(ctx: Any, name: str, names: tuple[str, ...], *values: Any) -> Any:
@@ -274,7 +274,7 @@ class Tangent(_Function):  # type: ignore[misc]
     def backward(ctx: Any, *of_results: Tensor | None) -> tuple[Any, ...]:
         names, wanted = (*ctx.tensors, "tout", "tlse"), wanted_of(ctx, 2)
         x = dict(zip(names, ctx.saved_tensors, strict=True)) | ctx.numbers
-        x = {name: value for name, value in x.items() if name not in ("dout", "tdout", "tdlse")}
+        x = {name: value for name, value in x.items() if name not in ("dout", "dlse", "tdout", "tdlse")}
         return None, *of_inputs(ctx, gradients(x, wanted, (None, None), of_results[:2]), wanted)
 
 
@@ -314,7 +314,7 @@ def attention_backward_tangent(*tensors: Any, **options: Any) -> Any:
 
 
 LINEAR = (*DIRECTION.values(), "tdout", "tdlse")  # what the tangents of the gradients are linear in
-OF_INPUTS = ("out", "lse", "tout", "tlse", "tdelta")  # functions of the inputs: derivatives are total ones
+OF_INPUTS = ("out", "lse", "tout", "tlse", "tdelta", "delta")  # functions of the inputs: derivatives are total ones
 
 
 def without_third(name: str, x: Any) -> Any:
@@ -370,7 +370,7 @@ class BackwardTangent(_Function):  # type: ignore[misc]
             along, inputs = directions(given), [x[name] for name in ("dout", "q", "k", "v", "out", "lse")]
             others = (*LINEAR, *OF_INPUTS)
             options = {name: value for name, value in (x | ctx.given).items() if name in ctx.names[8:] and name not in others}
-            tout, tlse, of_rows = tangents_of_rows(operator, inputs, of_forward(options), along)
+            tout, tlse, of_rows = tangents_of_rows(operator, inputs, options, along)
             options |= {"need_dbias": "tbias" in wanted, "need_dsink": "tsink" in wanted}
             made = operator("attention_backward_tangent")(*inputs, tout, tlse, **options, **along, **of_rows)
             found |= {"tdout": tout, "tdlse": tlse} | dict(zip(DIRECTION.values(), made, strict=True))

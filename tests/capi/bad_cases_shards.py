@@ -238,10 +238,6 @@ NO_TANGENT = [
         "sequence-numbers", TANGENTS, with_tensor("sequence_numbers", lambda: ints(0, 1)),
         "sequence_numbers", "is for forward and backward, not for tangents", "given",
     ),
-    Bad(
-        "delta", TANGENTS, with_tensor("delta", lambda: floats(*LSE)),
-        "delta", "is for backward, not for tangents, which have tangents.delta", "given",
-    ),
 ]
 # fmt: on
 SIDES = (("row", SQ), ("column", SK))

@@ -7,11 +7,13 @@ from bad_cases import (
     SK,
     SQ,
     TANGENTS,
+    B,
     Bad,
     aliasing,
     both,
     floats,
     null,
+    poisoned,
     setting,
     sizing,
     with_tangent,
@@ -19,15 +21,18 @@ from bad_cases import (
     without,
 )
 
+LSE = (B, HQ, SQ)
 FORWARD, BACKWARD = ("forward_tangent",), ("backward_tangent",)
 ONLY_BACKWARD = "is for backward_tangent, not for forward_tangent"
 NO_DELTA = both(without("tangents.delta"), without("tangents.cotangent"))
+DELTA, DLSE = with_tensor("delta", lambda: floats(*LSE)), with_tensor("dlse", lambda: floats(*LSE))
+WRITTEN_DELTA = with_tensor("delta", lambda: poisoned(*LSE), True)
 NO_GRADIENTS = both(without("dq"), without("dk"), without("dv"))
 
 
 def not_in_explain(bad: Bad) -> bool:
     """explain() supplies what is missing."""
-    return bad in REQUIRED or bad.id in {"no-output", "no-out", "from-lse", "dk-alone"}
+    return bad in REQUIRED or bad.id in {"no-output", "no-out", "from-lse", "dk-alone", "delta-and-gradients"}
 
 
 def field(**fields):
@@ -51,6 +56,13 @@ STRUCT = [
     Bad("no-output", FORWARD,
         both(NO_DELTA, *(without(f"tangents.{name}") for name in ("dout", "dlse", "out", "lse"))),
         "tangents.out", "out, lse or delta is required", "all are NULL"),
+    Bad("delta-alone", FORWARD, both(NO_DELTA, *(without(f"tangents.{name}") for name in ("dout", "dlse")), WRITTEN_DELTA),
+        "delta", "needs tangents.delta in forward_tangent", "there is no tangents.delta"),
+    Bad("dlse-alone", FORWARD, DLSE, "dlse", "needs delta in forward_tangent", "there is no delta"),
+    Bad("delta-and-gradients", BACKWARD, DELTA,
+        "delta", "cannot be given together with dq, dk and dv in backward_tangent", "all are"),
+    Bad("row-delta-and-dlse", BACKWARD, both(NO_GRADIENTS, DELTA, DLSE),
+        "dlse", "is part of delta, so it must not be given with a delta that is read", "given"),
     Bad("cotangent", BACKWARD, with_tangent("cotangent", lambda: floats(1)),
         "tangents.cotangent", "is for forward_tangent, not for backward_tangent", "given"),
     Bad("delta-and-out", BACKWARD, with_tangent("delta", lambda: floats(1)),
@@ -82,6 +94,12 @@ TENSORS = [
           f"shape must be {SHAPES[of][2]}", SHAPES[of][3]) for name, of in {"cotangent": "out", "delta": "lse"}.items()),
     *(Bad(f"{name}-shape", BACKWARD, sizing(f"tangents.{name}", *SHAPES[of][:2]), f"tangents.{name}",
           f"shape must be {SHAPES[of][2]}", SHAPES[of][3]) for name, of in {"dq": "q", "dk": "k", "dv": "v"}.items()),
+    *(Bad(f"row-{name}-shape", FORWARD, both(WRITTEN_DELTA, DLSE, sizing(name, *SHAPES["lse"][:2])), name,
+          f"shape must be {SHAPES['lse'][2]}", SHAPES["lse"][3]) for name in ("delta", "dlse")),
+    Bad("row-delta-shape", BACKWARD, both(NO_GRADIENTS, DELTA, sizing("delta", *SHAPES["lse"][:2])), "delta",
+        f"shape must be {SHAPES['lse'][2]}", SHAPES["lse"][3]),
+    Bad("row-delta-overlap", FORWARD, both(DELTA, lambda case: case.options.update(delta=case.tangents["delta"])),
+        "tangents.delta", "an output must not overlap another tensor", "it overlaps delta", data=True),
     *(Bad(f"{name}-dtype", TANGENTS, with_tangent(name, lambda s=shape: floats(*s, dtype=np.float16)),
           f"tangents.{name}", "dtype must be float32", "it is float16")
       for name, shape in {"q": (2, 5, 4, 8), "k": (2, 7, 2, 8), "v": (2, 7, 2, 6), "bias": (SQ, SK),

@@ -18,8 +18,11 @@ TANGENT_CASES = (
     *((1, 1, 0, 7, 0), (1, 1, 1, 7, 0), (2, 1, 1, 1, 0), (2, 1, 0, 2, 0), (1, 1, 0, 4, 0), (1, 4000, 0, 7, 0)),
     *((1, 1, 0, 7, 1), (1, 1, 1, 7, 1)),
 )
-# As TANGENT_CASES, with 8 for dout.
-BACKWARD_TANGENT_CASES = ((1, 1, 0, 15), (1, 1, 1, 15), (1, 1, 1, 1), (1, 1, 0, 2), (1, 1, 1, 4), (1, 1, 0, 8))
+# As TANGENT_CASES, with 8 for dout, and 16 for delta and tdelta as inputs.
+BACKWARD_TANGENT_CASES = (
+    *((1, 1, 0, 15), (1, 1, 1, 15), (1, 1, 1, 1), (1, 1, 0, 2), (1, 1, 1, 4), (1, 1, 0, 8)),
+    *((1, 1, 0, 31), (1, 1, 1, 31)),
+)
 
 
 def forward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
@@ -59,7 +62,7 @@ BACKWARD_TANGENT_SM90_RUNS = runs(
 
 @pytest.mark.parametrize("run", TANGENT_RUNS)
 def test_forward_tangent_against_double(output: Callable[[Run], str], run: Run) -> None:
-    assert output(run).count("ok ") == 3
+    assert output(run).count("ok ") == 4
 
 
 @pytest.mark.parametrize("run", TANGENT_SM90_RUNS)

@@ -12,7 +12,7 @@ struct TangentMagnitudes {
 };
 
 struct TangentBounds {
-    double tout, tlse, tdelta, tdq, tdk, tdv, tds;  // absolute parts; tds as ErrorBounds::ds
+    double tout, tlse, delta, tdelta, tdq, tdk, tdv, tds;  // absolute parts; tds as ErrorBounds::ds
 
     TangentBounds(const Rounding& r, const Magnitudes& m, const ErrorBounds& primal, const TangentMagnitudes& t) {
         const double scale = std::fabs(m.scale), longest = m.rows > m.keys ? m.rows : m.keys;
@@ -37,9 +37,10 @@ struct TangentBounds {
                r.tiny;
         tlse = e_mu + keys * ts;
 
-        const double dp = m.keep * m.head_dim_v * m.dout * m.v, delta = dp + m.dlse, ds = dp + delta;
+        const double dp = m.keep * m.head_dim_v * m.dout * m.v, ds = 2 * dp + m.dlse;
         const double tdp = m.keep * m.head_dim_v * (t.dout * m.v + m.dout * t.v);
         const double tdelta_most = m.head_dim_v * m.keep * (t.dout * m.v + m.dout * (far * m.v + t.v)) + t.dlse;
+        delta = m.head_dim_v * m.dout * e_o + channels * dp + r.sums * (dp + m.dlse);
         tdelta = m.head_dim_v * (t.dout * e_o + m.dout * tout) + channels * tdelta_most + r.sums * t.dlse;
         const double tds_most = far * ds + tdp + tdelta_most;
         const double e_dp = channels * ds, e_tdp = channels * (tdp + tdelta_most) + r.sums * t.dlse;

@@ -85,7 +85,7 @@ struct TangentCall {
 
 // What a call writes.
 struct Results {
-    Tensor primal[kRoles], tangent[kRoles], delta;
+    Tensor primal[kRoles], tangent[kRoles], delta, tdelta;
 
     void allocate(const AttentionCase& problem, Role role, bool with_primal) {
         if (!problem.tensor[role].present()) return;
@@ -122,6 +122,7 @@ void set_inputs(TangentCall& call, const Direction& direction, bool dout, bool d
 void make_forward(TangentCall& call, const AttentionCase& problem, const Direction& direction, bool delta, const Results* from,
                   Results& results, const char* kernel) {
     call.primal = primal_call(problem, false, kernel);
+    call.primal.given[kDlse] = delta && problem.tensor[kDlse].present();
     call.tangents.struct_size = sizeof call.tangents;
     set_inputs(call, direction, delta, delta);
     for (const Part& part : kForwardOutputs) {
@@ -131,8 +132,9 @@ void make_forward(TangentCall& call, const AttentionCase& problem, const Directi
     }
     if (from) call.tangents.flags = FLASH_FLAG_FROM_LSE;
     if (delta) {
-        results.delta.allocate(problem.tensor[kLse].view);
-        call.tangents.delta = call.keep(results.delta.view);
+        results.delta.allocate(problem.tensor[kLse].view), results.tdelta.allocate(problem.tensor[kLse].view);
+        call.primal.options.delta = call.keep(results.delta.view);
+        call.tangents.delta = call.keep(results.tdelta.view);
         call.tangents.cotangent = call.keep(problem.tensor[kDout].view);
     }
     call.primal.bind();
@@ -143,11 +145,15 @@ void make_backward(TangentCall& call, const AttentionCase& problem, const Direct
     call.primal = primal_call(problem, true, kernel);
     call.gradients = choice.gradients;
     call.tangents.struct_size = sizeof call.tangents;
-    set_inputs(call, direction, true, !choice.delta);  // delta contains tdlse
+    set_inputs(call, direction, true, !choice.delta);  // tdelta contains tdlse
     for (const Part& part : kForwardOutputs) call.primal.view[part.like] = forward.primal[part.like].view;
     call.tangents.lse = call.keep(forward.tangent[kLse].view);
     if (choice.delta) {
-        call.tangents.delta = call.keep(forward.delta.view);
+        call.tangents.delta = call.keep(forward.tdelta.view);
+        if (!choice.gradients) {
+            call.primal.options.delta = call.keep(forward.delta.view);
+            call.primal.given[kDlse] = false;  // delta contains it
+        }
     } else {
         call.tangents.out = call.keep(forward.tangent[kOut].view);
     }
@@ -180,7 +186,8 @@ void compare_forward(const Results& got, const Results& reference, const Roundin
     check_close(got.primal[kLse], reference.primal[kLse], r.sums, primal.lse, "lse");
     check_close(got.tangent[kOut], reference.tangent[kOut], r.u, bounds.tout, "tout");
     check_close(got.tangent[kLse], reference.tangent[kLse], r.sums, bounds.tlse, "tlse");
-    check_close(got.delta, reference.delta, r.sums, bounds.tdelta, "tdelta");
+    check_close(got.delta, reference.delta, r.sums, bounds.delta, "delta");
+    check_close(got.tdelta, reference.tdelta, r.sums, bounds.tdelta, "tdelta");
 }
 
 void compare_backward(const AttentionCase& problem, const Results& got, const Results& reference, const Rounding& r,

@@ -41,7 +41,7 @@ def given(t: Tangents, *names: str) -> dict[str, np.ndarray]:
 def run_forward(
     x: Inputs, t: Tangents, isa: str, *, primal: dict[str, np.ndarray] | None = None, delta: bool = False, **tiles: int
 ) -> dict[str, np.ndarray]:
-    """o, lse, to, tlse (and tdelta). `primal`: o and lse to start from (FROM_LSE)."""
+    """o, lse, to, tlse (and tdelta and delta). `primal`: o and lse to start from (FROM_LSE)."""
     return forward_by(abi.forward_tangent, x, t, f"forward_tangent_cpu_{isa}", primal=primal, delta=delta, **tiles)
 
 
@@ -59,12 +59,14 @@ def forward_by(
     made = {"to": out_like(x), "tlse": lse_like(x)}
     o, lse = (out_like(x), lse_like(x)) if primal is None else (primal["o"], primal["lse"])
     fields = given(t, "q", "k", "v", "bias", "learnable_sink") | {"out": made["to"], "lse": made["tlse"]}
+    options = c_options(x)
     if delta:
-        made["tdelta"] = lse_like(x)
+        made |= {"tdelta": lse_like(x), "delta": lse_like(x)}
         fields |= given(t, "dout", "dlse") | {"delta": made["tdelta"], "cotangent": x.dout}
+        options |= {"delta": made["delta"]} | ({} if x.dlse is None else {"dlse": x.dlse})
     fields["flags"] = 0 if primal is None else abi.FROM_LSE
     named = {} if kernel is None else {"kernel": kernel.encode()}
-    call(x.q, x.k, x.v, o, lse, fields, **named, **tiles, **c_options(x))
+    call(x.q, x.k, x.v, o, lse, fields, **named, **tiles, **options)
     return {"o": o, "lse": lse, **made}
 
 
@@ -91,7 +93,9 @@ def backward_by(
     fields |= {"dq": made["tdq"], "dk": made["tdk"], "dv": made["tdv"], "lse": forward["tlse"]}
     fields |= {"delta": forward["tdelta"]} if "tdelta" in forward else {"out": forward["to"], **given(t, "dlse")}
     options = c_options(x) | tiles
-    if x.dlse is not None:
+    if "delta" in forward and not gradients:
+        options["delta"] = forward["delta"]
+    elif x.dlse is not None:
         options["dlse"] = x.dlse
     primal: tuple = (None, None, None)
     if gradients:

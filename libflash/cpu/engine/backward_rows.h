@@ -67,8 +67,8 @@ FLASH_INLINE Acc<T> dot(const T* a, const T* b, int64_t n) {
     return sum_of_lanes<Acc<T>>(sum);
 }
 
-// delta = dout . out - dlse, unless an earlier call for other keys of the same rows has computed it. Rows without a visible key
-// get lse = +infinity and delta = 0, which makes all their terms 0.
+// delta = dout . out - dlse, unless an earlier call has computed it. Rows without a visible key get lse = +infinity and delta =
+// 0, which makes all their terms 0.
 template <class T>
 static void prepare_row_statistics(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows) {
     using A = Acc<T>;
@@ -78,7 +78,7 @@ static void prepare_row_statistics(const AttentionProblem& problem, const Plan& 
         const auto lse = lse_rows_of<const A>(problem.lse, problem.q_rows, at.batch, at.head);
         const auto dlse = lse_rows_of<const A>(problem.dlse, problem.q_rows, at.batch, at.head);
         const auto delta = lse_rows_of<A>(problem.delta, problem.q_rows, at.batch, at.head);
-        const bool known = problem.adds && delta.data;
+        const bool known = problem.reads_delta && delta.data;
         A *to_lse = rows.lse + rows.at(at.head, at.query_tile), *to_delta = rows.delta + rows.at(at.head, at.query_tile);
         for (int64_t i = 0; i < rows.width; ++i) {
             const int64_t row = at.row0 + i;

@@ -45,7 +45,9 @@ public:
           tdout_(rows_of<const T>(problem.tangents.dout, problem.q_rows, batch, head)),
           lse_(lse_rows_of<A>(problem.lse, problem.q_rows, batch, head)),
           tlse_(lse_rows_of<A>(problem.tangents.lse, problem.q_rows, batch, head)),
+          dlse_(lse_rows_of<const A>(problem.dlse, problem.q_rows, batch, head)),
           tdlse_(lse_rows_of<const A>(problem.tangents.dlse, problem.q_rows, batch, head)),
+          delta_(lse_rows_of<A>(problem.delta, problem.q_rows, batch, head)),
           tdelta_(lse_rows_of<A>(problem.tangents.delta, problem.q_rows, batch, head)) {}
 
     void run(int64_t row0, int64_t rows) {
@@ -179,33 +181,37 @@ private:
                 }
                 store(to, factor == 0 ? Vec<A>{} : tangent);
             }
-        A* delta = tile.softmax.row_sum;  // no longer needed
-        for (int64_t i = 0; i < width; ++i) delta[i] = 0;
-        const auto add_delta = [&](const StridedRows<const T>& of, int64_t row, int64_t c, Vec<A> v)
-                                   __attribute__((always_inline)) {
-                                       if (of.data && tdelta_.data)
-                                           delta[row] += sum_of_lanes<A>(load_part(of(row0 + row) + c, dims_.v - c) * v);
-                                   };
+        A *delta = tile.softmax.row_max, *tdelta = tile.softmax.row_sum;  // no longer needed
+        for (int64_t i = 0; i < width; ++i) delta[i] = tdelta[i] = 0;
+        const auto dot = [&](const StridedRows<const T>& of, int64_t row, int64_t c, Vec<A> v) __attribute__((always_inline)) {
+            return of.data ? sum_of_lanes<A>(load_part(of(row0 + row) + c, dims_.v - c) * v) : A(0);
+        };
+        const auto add_out = [&](int64_t row, int64_t c, Vec<A> v) __attribute__((always_inline)) {
+            if (delta_.data) delta[row] += dot(dout_, row, c, v);
+            if (tdelta_.data) tdelta[row] += dot(tdout_, row, c, v);
+        };
         if (!problem_.from_lse)
             transpose_columns<A>(acc, width, rows, dims_.v, [&](int64_t row, int64_t c, Vec<A> v) __attribute__((always_inline)) {
                 store_part(out_(row0 + row) + c, v, dims_.v - c);
-                add_delta(tdout_, row, c, v);
+                add_out(row, c, v);
             });
         transpose_columns<A>(tacc, width, rows, dims_.v, [&](int64_t row, int64_t c, Vec<A> v) __attribute__((always_inline)) {
             if (problem_.from_lse && tile.softmax.rescale[row] != 0) {
                 const Vec<A> out = load_part(out_(row0 + row) + c, dims_.v - c);
                 v -= broadcast(r[row]) * out;
-                add_delta(tdout_, row, c, out);
+                add_out(row, c, out);
             }
             if (tout_.data) store_part(tout_(row0 + row) + c, v, dims_.v - c);
-            add_delta(dout_, row, c, v);
+            if (tdelta_.data) tdelta[row] += dot(dout_, row, c, v);
         });
         for (int64_t i = 0; i < rows; ++i) {
             const A lse = query_tile.lse[i];
-            if (!problem_.from_lse && lse_.data) *lse_(row0 + i) = lse;
-            if (tlse_.data) *tlse_(row0 + i) = query_tile.mu[i];
-            if (tdelta_.data)
-                *tdelta_(row0 + i) = lse == -kInfinity<A> ? A(0) : delta[i] - (tdlse_.data ? *tdlse_(row0 + i) : A(0));
+            const int64_t row = row0 + i;
+            const bool counts = lse != -kInfinity<A>;
+            if (!problem_.from_lse && lse_.data) *lse_(row) = lse;
+            if (tlse_.data) *tlse_(row) = query_tile.mu[i];
+            if (delta_.data) *delta_(row) = counts ? delta[i] - (dlse_.data ? *dlse_(row) : A(0)) : A(0);
+            if (tdelta_.data) *tdelta_(row) = counts ? tdelta[i] - (tdlse_.data ? *tdlse_(row) : A(0)) : A(0);
         }
     }
 
@@ -216,6 +222,7 @@ private:
         }
         if (tout_.data) std::memset(static_cast<void*>(tout_(row)), 0, static_cast<size_t>(dims_.v) * sizeof(T));
         if (tlse_.data) *tlse_(row) = 0;
+        if (delta_.data) *delta_(row) = 0;
         if (tdelta_.data) *tdelta_(row) = 0;
     }
 
@@ -230,8 +237,8 @@ private:
     const StridedRows<T> out_, tout_;
     const StridedRows<const T> dout_, tdout_;
     const StridedRows<A> lse_, tlse_;
-    const StridedRows<const A> tdlse_;
-    const StridedRows<A> tdelta_;
+    const StridedRows<const A> dlse_, tdlse_;
+    const StridedRows<A> delta_, tdelta_;
     int64_t query_tiles_ = 0;
 };
 

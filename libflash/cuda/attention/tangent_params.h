@@ -8,9 +8,9 @@ namespace libflash::cuda {
 struct ForwardTangentParams {
     RowsParams q, k, v, out, tq, tk, tv, tout;
     RowStatisticsParams lse, tlse;
-    // With tdelta = tdout . out + dout . tout - tdlse.
+    // With tdelta = tdout . out + dout . tout - tdlse; then also delta = dout . out - dlse.
     RowsParams dout, tdout;
-    RowStatisticsParams tdlse, tdelta;
+    RowStatisticsParams dlse, tdlse, delta, tdelta;
     LengthsParams q_lengths, k_lengths;
     int32_t batch, heads_q, group_size;
     int32_t head_dim, head_dim_v;
@@ -44,7 +44,8 @@ struct DoubleTangentStatistics {
 
 struct BackwardTangentParams {
     RowsParams q, k, v, out, dout, tq, tk, tv, tout, tdout, tdq, tdk, tdv;
-    RowStatisticsParams lse, dlse, tlse, tdlse, tdelta;  // tdelta: in place of tout and tdlse
+    RowStatisticsParams lse, tlse, dlse, tdlse;
+    RowStatisticsParams delta, tdelta;  // delta: in place of dlse; tdelta: in place of tout and tdlse
     LengthsParams q_lengths, k_lengths;
     int32_t batch, heads_q, heads_k, group_size;
     int32_t head_dim, head_dim_v;

@@ -68,13 +68,14 @@ struct TangentStatisticsUnit {
         const float lse = row < rows.length ? number(params.lse, row) : -INFINITY;
         const bool counts = lse != -INFINITY;
         const T *out = row_of(params.out, row), *dout = row_of(params.dout, row);
-        const float delta = dot<kLanesOfRow>(dout, out, counts);
-        float moved = 0.0f;
+        float dotted = 0.0f, moved = 0.0f;
+        if (!params.delta.data) dotted = dot<kLanesOfRow>(dout, out, counts);
         if (!params.tdelta.data)
             moved = dot<kLanesOfRow>(row_of(params.tdout, row), out, counts) +
                     dot<kLanesOfRow>(dout, row_of(params.tout, row), counts);
         if (!counts) return {INFINITY, 0.0f, 0.0f, 0.0f};
-        return {lse_with_margin(lse * kLog2e) - exponent_shift<T>(), delta - number(params.dlse, row), number(params.tlse, row),
+        return {lse_with_margin(lse * kLog2e) - exponent_shift<T>(),
+                params.delta.data ? number(params.delta, row) : dotted - number(params.dlse, row), number(params.tlse, row),
                 params.tdelta.data ? number(params.tdelta, row) : moved - number(params.tdlse, row)};
     }
 

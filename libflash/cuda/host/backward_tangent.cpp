@@ -15,7 +15,6 @@ BackwardTangentParams make_params(const TangentProblem& problem, const BackwardT
     params.tdv = rows_params(problem.tangents.dv);
     params.tdsink = head_gradient_params(problem.tangents.dsink);
     params.tdbias = score_gradient_params(problem.tangents.dbias);
-    params.dlse = row_statistics_params(problem.dlse);
     params.block_rows = block_mask_params(problem.block_mask, true);
     params.block_cols = block_mask_params(problem.block_mask, false);
     params.statistics = reinterpret_cast<TangentStatistics*>(workspace + plan.workspace.offset("statistics"));

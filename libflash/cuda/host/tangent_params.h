@@ -42,7 +42,9 @@ void fill_in_tangents(Params& params, const TangentProblem& problem) {
     params.tbias = score_params(tangents.bias);
     params.tsink = head_params(tangents.sink);
     params.tlse = row_statistics_params(tangents.lse);
+    params.dlse = row_statistics_params(problem.dlse);
     params.tdlse = row_statistics_params(tangents.dlse);
+    params.delta = row_statistics_params(problem.delta);
     params.tdelta = row_statistics_params(tangents.delta);
 }
 

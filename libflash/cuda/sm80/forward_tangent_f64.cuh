@@ -121,7 +121,7 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
             row_numbers(params.tlse, work.batch, work.head, q_rows.start)[row * params.tlse.row] = counts ? pivot + below : 0.0;
     }
 
-    // tout = sum R p (ts - pivot) v + sum R p tv - (mu - pivot) out, and tdelta, a row by each warp.
+    // tout = sum R p (ts - pivot) v + sum R p tv - (mu - pivot) out, delta and tdelta, a row by each warp.
     __device__ __forceinline__ void store() {
         const auto sums = this->tile(0);
         const auto first_of = [&](const RowsParams& rows) {
@@ -133,23 +133,29 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
         for (int r = warp; r < min(kTileRows, q_rows.owned - tiles.first_row); r += kWarps) {
             const bool counts = this->numbers(1)[r] != 0.0;
             const double below = this->numbers(0)[r];
-            double dot = 0.0;
+            double delta = 0.0, tdelta = 0.0;
 #pragma unroll 1
             for (int c = lane; c < params.head_dim_v; c += 32) {
                 const double o = counts ? out[r * params.out.row + c] : 0.0;
                 const double x = counts ? fma(-below, o, sums.at(r, c) * params.in_double.keep_factor) : 0.0;
                 if (to) to[r * params.tout.row + c] = x;
-                if (dout && counts) dot = fma(dout[r * params.dout.row + c], x, dot);
-                if (tdout && counts) dot = fma(tdout[r * params.tdout.row + c], o, dot);
+                if (dout && counts) {
+                    const double d = dout[r * params.dout.row + c];
+                    delta = fma(d, o, delta), tdelta = fma(d, x, tdelta);
+                }
+                if (tdout && counts) tdelta = fma(tdout[r * params.tdout.row + c], o, tdelta);
             }
-            if (params.tdelta.data) store_tdelta(tiles.first_row + r, counts, sum_of_lanes<32>(dot));
+            const int row = tiles.first_row + r;
+            if (params.delta.data) store_number(params.delta, params.dlse, row, counts, sum_of_lanes<32>(delta));
+            if (params.tdelta.data) store_number(params.tdelta, params.tdlse, row, counts, sum_of_lanes<32>(tdelta));
         }
     }
-    __device__ __forceinline__ void store_tdelta(int at, bool counts, double dot) {
+    // `number` minus the one of `less`, if it is given; 0 for a row that does not take part.
+    __device__ __forceinline__ void store_number(const RowStatisticsParams& to, const RowStatisticsParams& less, int at,
+                                                 bool counts, double number) {
         if (lane != 0) return;
-        if (counts && params.tdlse.data)
-            dot -= row_numbers(params.tdlse, work.batch, work.head, q_rows.start)[at * params.tdlse.row];
-        row_numbers(params.tdelta, work.batch, work.head, q_rows.start)[at * params.tdelta.row] = counts ? dot : 0.0;
+        if (counts && less.data) number -= row_numbers(less, work.batch, work.head, q_rows.start)[at * less.row];
+        row_numbers(to, work.batch, work.head, q_rows.start)[at * to.row] = counts ? number : 0.0;
     }
 
     __device__ __forceinline__ void run() {

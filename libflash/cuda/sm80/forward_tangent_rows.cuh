@@ -1,7 +1,7 @@
 // The last step of forward_tangent: what a thread does with the sums of its query rows.
 //
 //   mu = sum p ts + p0 tsink = tlse      tout = sum R p (ts - pivot) v + sum R p tv - (mu - pivot) out
-//   tdelta = tdout . out + dout . tout - tdlse
+//   delta = dout . out - dlse      tdelta = tdout . out + dout . tout - tdlse
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -43,15 +43,19 @@ struct ForwardTangentRows {
         return p > 0.0f ? fmaf(p, tsink - body.pivot[a][r], sum) : sum;
     }
 
-    // Sums become tout in place. Returns this lane's part of tdout . out + dout . tout.
-    __device__ __forceinline__ float finish_channels(int a, int r, int row, bool counts, float factor, float below) {
+    // This lane's part of dout . out, and of tdout . out + dout . tout.
+    struct Dots {
+        float delta, tdelta;
+    };
+    // Sums become tout in place.
+    __device__ __forceinline__ Dots finish_channels(int a, int r, int row, bool counts, float factor, float below) {
         const ForwardTangentParams& params = body.params;
         const int at = body.common().q_rows.start + row, channels = counts ? params.head_dim_v : 0;
         const auto pairs = [&](const RowsParams& rows) {
             return RowPairs<T>::of(rows, body.common().work, at, channels, params.vector_rows, body.lane);
         };
         const RowPairs<T> out = pairs(params.out), dout = pairs(params.dout), tdout = pairs(params.tdout);
-        float dot = 0.0f;
+        Dots dots = {0.0f, 0.0f};
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n) {
             if (n % 4 == 0 && n > 0) __syncwarp();  // keeps the compiler from loading more at once than it has registers
@@ -61,9 +65,17 @@ struct ForwardTangentRows {
             y = counts ? fmaf(-below, o.y, y * factor) : 0.0f;
             if (!params.tdelta.data) continue;
             const float2 d = dout.at(n), td = tdout.at(n);
-            dot = fmaf(d.x, x, fmaf(d.y, y, fmaf(td.x, o.x, fmaf(td.y, o.y, dot))));
+            dots.delta = fmaf(d.x, o.x, fmaf(d.y, o.y, dots.delta));
+            dots.tdelta = fmaf(d.x, x, fmaf(d.y, y, fmaf(td.x, o.x, fmaf(td.y, o.y, dots.tdelta))));
         }
-        return dot;
+        return dots;
+    }
+    // The sum of the lanes' parts minus the number of `less`, if it is given; 0 for a row that does not count.
+    __device__ __forceinline__ void write_dot(const RowStatisticsParams& to, const RowStatisticsParams& less, float part, int row,
+                                              bool counts, bool writes) const {
+        if (!to.data) return;
+        const float dot = quad_sum(part);
+        if (writes) *address_of(to, row) = !counts ? 0.0f : less.data ? dot - *address_of(less, row) : dot;
     }
 
     __device__ __forceinline__ void finish() {
@@ -76,12 +88,10 @@ struct ForwardTangentRows {
                 const int row = body.row_of(a, 2 * r);
                 const float lse_log2 = body.lse_of(a, r), below = mean_below_pivot(a, r, lse_log2);
                 const bool counts = lse_log2 != INFINITY, writes = body.lane % 4 == 0 && row < q_rows.owned;
-                const float dot = quad_sum(finish_channels(a, r, row, counts, body.factor_of(a, r), below));
+                const Dots dots = finish_channels(a, r, row, counts, body.factor_of(a, r), below);
                 if (writes && params.tlse.data) *address_of(params.tlse, row) = counts ? body.pivot[a][r] + below : 0.0f;
-                if (writes && params.tdelta.data)
-                    *address_of(params.tdelta, row) = !counts             ? 0.0f
-                                                      : params.tdlse.data ? dot - *address_of(params.tdlse, row)
-                                                                          : dot;
+                write_dot(params.delta, params.dlse, dots.delta, row, counts, writes);
+                write_dot(params.tdelta, params.tdlse, dots.tdelta, row, counts, writes);
             }
     }
 

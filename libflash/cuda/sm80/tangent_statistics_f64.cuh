@@ -34,10 +34,11 @@ struct DoubleTangentStatisticsUnit {
     __device__ __forceinline__ DoubleTangentStatistics of(int row) const {
         const double lse = row < rows.length ? number(params.lse, row) : -INFINITY;
         if (lse == -INFINITY) return {INFINITY, 0.0, 0.0, 0.0};
-        double tdelta = number(params.tdelta, row);
+        double delta = number(params.delta, row), tdelta = number(params.tdelta, row);
+        if (!params.delta.data) delta = dot(params.dout, params.out, row) - number(params.dlse, row);
         if (!params.tdelta.data)
             tdelta = dot(params.tdout, params.out, row) + dot(params.dout, params.tout, row) - number(params.tdlse, row);
-        return {lse, dot(params.dout, params.out, row) - number(params.dlse, row), number(params.tlse, row), tdelta};
+        return {lse, delta, number(params.tlse, row), tdelta};
     }
 
     __device__ __forceinline__ void run() {

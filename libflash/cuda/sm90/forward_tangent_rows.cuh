@@ -1,7 +1,8 @@
 // The last step of the sm_90a forward_tangent kernel: what a consumer thread does with the sums of its two query rows.
 //
 //   l = sum + exp(sink - kept)      mu = pivot + (mean + exp(sink - kept) (tsink - pivot)) / l = tlse
-//   out = o / l      tout = to / l - (mu - pivot) out      tdelta = tdout . out + dout . tout - tdlse
+//   out = o / l      tout = to / l - (mu - pivot) out
+//   delta = dout . out - dlse      tdelta = tdout . out + dout . tout - tdlse
 #pragma once
 
 #include "cuda/attention/scores.cuh"
@@ -56,8 +57,9 @@ struct ForwardTangentRows {
         for (int r = 0; r < 2; ++r) {
             const Factors f = finish_softmax(softmax, r);
             const bool exists = row(r) < work_tile.q_rows.owned;
-            const float dot = quad_sum(finish_channels(f, o, to, r));
-            if (exists && (lane & 3) == 0) write_statistics(f, dot, r);
+            Dots dots = finish_channels(f, o, to, r);
+            dots = {quad_sum(dots.delta), quad_sum(dots.tdelta)};
+            if (exists && (lane & 3) == 0) write_statistics(f, dots, r);
             if constexpr (kFused) write_channels(params.out, o, exists, r);
             write_channels(params.tout, to, exists, r);
         }
@@ -68,6 +70,11 @@ private:
     struct Factors {
         float inverse, below, lse, mu;
         bool counts;  // the row is used and sees a key or a sink
+    };
+
+    // dout . out, and tdout . out + dout . tout: this lane's parts, or those of the row.
+    struct Dots {
+        float delta, tdelta;
     };
 
     __device__ __forceinline__ float* address_of(const RowStatisticsParams& numbers, int r) const {
@@ -93,10 +100,10 @@ private:
         return {__fdividef(factor, sum), below, (kept + __log2f(sum)) * kLn2, softmax.pivot[r] + below, true};
     }
 
-    // Sums become out and tout in place. Returns this lane's part of tdout . out + dout . tout.
-    __device__ __forceinline__ float finish_channels(const Factors& f, OutSums& o, Sums& to, int r) const {
+    // Sums become out and tout in place.
+    __device__ __forceinline__ Dots finish_channels(const Factors& f, OutSums& o, Sums& to, int r) const {
         const bool wants_delta = params.tdelta.data;
-        float dot = 0.0f;
+        Dots dots = {0.0f, 0.0f};
 #pragma unroll
         for (int first = 0; first < kPairs; first += kPart) {
             __syncwarp();  // keeps the compiler from loading more at once than it has registers
@@ -118,10 +125,11 @@ private:
                 to[at + 1] = f.counts ? fmaf(-f.below, x.y, to[at + 1] * f.inverse) : 0.0f;
                 if (!wants_delta) continue;
                 const float2 y = pair_of(d[n]), ty = pair_of(td[n]);
-                dot = fmaf(y.x, to[at], fmaf(y.y, to[at + 1], fmaf(ty.x, x.x, fmaf(ty.y, x.y, dot))));
+                dots.delta = fmaf(y.x, x.x, fmaf(y.y, x.y, dots.delta));
+                dots.tdelta = fmaf(y.x, to[at], fmaf(y.y, to[at + 1], fmaf(ty.x, x.x, fmaf(ty.y, x.y, dots.tdelta))));
             }
         }
-        return dot;
+        return dots;
     }
 
     // Of a part of a row of 16-bit values: word n has columns 8 n + 2 (lane % 4) and the next one.
@@ -158,11 +166,15 @@ private:
         return work_tile.at.batch * rows.batch + work_tile.at.head * rows.head + (work_tile.q_rows.start + row_number) * rows.row;
     }
 
-    __device__ __forceinline__ void write_statistics(const Factors& f, float dot, int r) const {
+    // `dot` minus the number of `less`, if it is given.
+    __device__ __forceinline__ float difference(const Factors& f, float dot, const RowStatisticsParams& less, int r) const {
+        return !f.counts ? 0.0f : less.data ? dot - *address_of(less, r) : dot;
+    }
+    __device__ __forceinline__ void write_statistics(const Factors& f, const Dots& dots, int r) const {
         if (kFused && params.lse.data) *address_of(params.lse, r) = f.lse;
         if (params.tlse.data) *address_of(params.tlse, r) = f.mu;
-        if (params.tdelta.data)
-            *address_of(params.tdelta, r) = !f.counts ? 0.0f : params.tdlse.data ? dot - *address_of(params.tdlse, r) : dot;
+        if (params.delta.data) *address_of(params.delta, r) = difference(f, dots.delta, params.dlse, r);
+        if (params.tdelta.data) *address_of(params.tdelta, r) = difference(f, dots.tdelta, params.tdlse, r);
     }
 
     // Of every 32 channels each of the row's four lanes gets eight neighbouring ones.

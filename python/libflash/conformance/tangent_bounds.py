@@ -17,7 +17,8 @@ a(n), pi, eta, hO, Del, E):
     b_tdq = |scale| (A_tz |K| + A_z |tK|),  b_tdk = |scale| (A_tz'|Q| + A_z'|tQ|)
     b_tdv = ((2 u + a(Nq) + pi) P T + P (e_ts + e_mu) + eta M)'|dO| + ((u + a(Nq) + pi) P + eta M)'|tdO|
 
-A and A_z: the errors of ds and dz in error_bounds.
+A and A_z: the errors of ds and dz in error_bounds. delta and tdelta, where they are results, have the limits Del + 2^-22 |dlse|
+and e_tD.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 
 from .error_bounds import HeadBounds, Model, Tensor
 from .reference import (
+    NEG_INF,
     Head,
     HeadGradients,
     Options,
@@ -44,7 +46,7 @@ from .reference import (
 )
 from .reference_tangent import HeadTangent, Tangents, head_backward_tangent, head_tangent, tcotangents
 from .rounding import ROUNDING
-from .tolerance import Report, empty_tensors, non_finite_findings, t1_finding, zero_findings
+from .tolerance import Report, empty_tensors, non_finite_findings, t1_finding, tensor, zero_findings
 
 NAMES = {"o": "to", "lse": "tlse", "dq": "tdq", "dk": "tdk", "dv": "tdv", "dbias": "tdbias", "dsink": "tdsink"}
 
@@ -60,13 +62,15 @@ def expect(
     dlse: np.ndarray | None = None,
     **options,
 ) -> dict[str, Tensor]:
-    """to, tlse, tdq, tdk, tdv (and tdbias, tdsink) with their exact values and limits."""
+    """to, tlse, tdelta, tdq, tdk, tdv (and tdbias, tdsink) and delta with their exact values and limits."""
     opt, model = Options(**options), Model(v.dtype)
     o, lse = empty_outputs(q, v, opt)
     total, ttotal = zero_gradients(q, k, v, opt), zero_gradients(q, k, v, opt)
     to, tlse = np.zeros(o.shape), np.zeros(lse.shape)
     primal = empty_tensors(o, lse, total, v.dtype, opt)
     made = empty_tensors(to, tlse, ttotal, v.dtype, opt)
+    rows = made["lse"]
+    delta, tdelta = (tensor(np.zeros(lse.shape), rows.dtype, rows.owned) for _ in range(2))
     for head in heads(q, k, v, opt):
         weights = softmax(head)
         value = head_output(head, weights)
@@ -80,8 +84,10 @@ def expect(
         tgrad = head_backward_tangent(head, weights, value, grad, tangent, *cotangents, *with_tangents)
         to[head.at_q], tlse[head.at_lse] = tangent.o, tangent.mu
         add_head(ttotal, head, tgrad, opt)
-        TangentBounds(bounds, tangent, grad, tgrad, cotangents, with_tangents).add(made, primal)
-    return {NAMES[name]: tensor for name, tensor in made.items()}
+        of_head = TangentBounds(bounds, tangent, grad, tgrad, cotangents, with_tangents)
+        of_head.add(made, primal)
+        of_head.add_deltas(delta, tdelta)
+    return {NAMES[name]: x for name, x in made.items()} | {"delta": delta, "tdelta": tdelta}
 
 
 class TangentBounds:
@@ -104,6 +110,15 @@ class TangentBounds:
         self._scores()
         self._output(made["o"], made["lse"])
         self._gradients(made)
+
+    def add_deltas(self, delta: Tensor, tdelta: Tensor) -> None:
+        """0 for a row that sees neither a key nor a sink."""
+        at, counts = self.head.at_lse, self.weights.lse != NEG_INF
+        e_delta = self.b.delta_error + self.model.unit * np.abs(self.dlse)
+        delta.exact[at] = np.where(counts, self.grad.delta - self.dlse, 0.0)
+        delta.limit[at] = np.where(counts, e_delta, 0.0)
+        tdelta.exact[at] = np.where(counts, self.tgrad.delta, 0.0)
+        tdelta.limit[at] = np.where(counts, self.e_tdelta, 0.0)
 
     def shown(self, x: np.ndarray) -> np.ndarray:
         return np.where(self.head.visible, x, 0.0)

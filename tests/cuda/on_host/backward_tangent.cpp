@@ -1,7 +1,7 @@
 // Runs backward_tangent of one kernel on the host and compares it with double precision. Arguments: 1 the size of the inputs, 2
 // the size of their tangents, 3 whether the rare options, a block mask and packed rows are used, 4 which tangents are given (bit
-// 0: q, 1: k, 2: v, 3: dout). With the rare options also the tangent of dbias, for a bias that is broadcast over each dimension.
-// Prints the errors; exit code 0 means none is too large.
+// 0: q, 1: k, 2: v, 3: dout; bit 4: delta and tdelta are given instead of out, tout, dlse and tdlse). With the rare options also
+// the tangent of dbias, for a bias that is broadcast over each dimension. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include "cuda/host/tile_schedule.h"
@@ -21,7 +21,7 @@ constexpr double kRounding = kFloat ? 0x1p-17 : kRounding16;
 
 struct Problem : TangentProblem {
     std::vector<T> q, k, v, dout, tq, tk, tv, tdout, out, tout, tdq, tdk, tdv;
-    std::vector<float> bias, tbias, sink, tsink, lse, tlse, dlse, tdlse, tdelta;
+    std::vector<float> bias, tbias, sink, tsink, lse, tlse, dlse, tdlse, delta, tdelta;
     std::vector<float> tdsink = std::vector<float>(kHeads, NAN);
     std::vector<double> dq64, dk64, dv64, dsink64 = std::vector<double>(kHeads);
     std::vector<double> ds64 = std::vector<double>(size_t{kHeads} * kRows * kKeys);  // tangents of the gradients of the scores
@@ -36,7 +36,7 @@ struct Problem : TangentProblem {
         sink = random<float>(kHeads, 1), tsink = random<float>(kHeads, tsize);
         dlse = random<float>(queries, 1), tdlse = random<float>(queries, tsize);
         out.assign(dout.size(), T(0.0f)), tout = out;
-        lse.assign(queries, -INFINITY), tlse.assign(queries, 0), tdelta.assign(queries, 0);
+        lse.assign(queries, -INFINITY), tlse.assign(queries, 0), delta.assign(queries, 0), tdelta = delta;
         tdq.assign(q.size(), T(NAN)), tdk.assign(k.size(), T(NAN)), tdv.assign(v.size(), T(NAN));
         dq64.assign(q.size(), 0), dk64.assign(k.size(), 0), dv64.assign(v.size(), 0);
     }
@@ -77,21 +77,22 @@ struct Problem : TangentProblem {
                 const double p = p_of(j) * keep(row, j, head), x = wide(v[j * kDimV + c]);
                 o[c] += p * x, to[c] += p * ((of[j].ts - mu) * x + wide(tv[j * kDimV + c]));
             }
-        double delta = -dlse[number], moved = -tdlse[number];
+        double of_out = -dlse[number], moved = -tdlse[number];
         for (int c = 0; c < kDimV; ++c) {
             out[at_out + c] = T(static_cast<float>(o[c])), tout[at_out + c] = T(static_cast<float>(to[c]));
-            // The kernel reads rounded results.
-            const double x = wide(out[at_out + c]), y = wide(tout[at_out + c]);
-            delta += wide(dout[at_out + c]) * x, moved += wide(tdout[at_out + c]) * x + wide(dout[at_out + c]) * y;
+            // The kernel reads rounded results, if it reads them.
+            const double x = given & 16 ? o[c] : wide(out[at_out + c]), y = given & 16 ? to[c] : wide(tout[at_out + c]);
+            of_out += wide(dout[at_out + c]) * x, moved += wide(tdout[at_out + c]) * x + wide(dout[at_out + c]) * y;
         }
-        if (rare) dsink64[head] -= std::exp(sink[head]) / sum * ((tsink[head] - mu) * delta + moved);
+        delta[number] = static_cast<float>(of_out), tdelta[number] = static_cast<float>(moved);
+        if (rare) dsink64[head] -= std::exp(sink[head]) / sum * ((tsink[head] - mu) * of_out + moved);
         for (int j = 0; j < kKeys; ++j) {
             if (!sees(row, j)) continue;
             const double p = p_of(j), r = keep(row, j, head), below = of[j].ts - mu;
             const double dp = r * dot(&dout[at_out], &v[j * kDimV], kDimV);
             const double tdp =
                 r * (dot(&tdout[at_out], &v[j * kDimV], kDimV) + dot(&dout[at_out], &tv[size_t(j) * kDimV], kDimV));
-            const double ds = p * (dp - delta), tds = p * below * (dp - delta) + p * (tdp - moved);
+            const double ds = p * (dp - of_out), tds = p * below * (dp - of_out) + p * (tdp - moved);
             ds64[number * kKeys + j] = tds;
             const double dz = scale * of[j].g * ds, tdz = scale * (of[j].tg * ds + of[j].g * tds);
             for (int c = 0; c < kDim; ++c) {
@@ -108,7 +109,8 @@ struct Problem : TangentProblem {
 void use_rare_options(BackwardTangentParams& params, Problem& p) {
     for (RowsParams* x : {&params.q, &params.tq, &params.out, &params.tout, &params.dout, &params.tdout, &params.tdq})
         x->data = x->data ? static_cast<T*>(x->data) - kBefore * x->row : nullptr;
-    for (RowStatisticsParams* x : {&params.lse, &params.tlse, &params.dlse, &params.tdlse}) x->data -= kBefore;
+    for (RowStatisticsParams* x : {&params.lse, &params.tlse, &params.dlse, &params.tdlse, &params.delta, &params.tdelta})
+        x->data = x->data ? x->data - kBefore : nullptr;
     params.vector_loads = params.vector_rows = params.vector_out = false;
     params.block_rows.mask = params.block_cols.mask = p.blocks.data();
     params.block_rows.mask_stride[2] = params.block_cols.mask_stride[2] = 2;
@@ -156,8 +158,13 @@ bool run(Problem& p) {
     if (p.given & 4) params.tv = rows_of(p.tv, 1, kDimV);
     if (p.given & 8) params.tdout = rows_of(p.tdout, kHeads, kDimV);
     params.tdq = rows_of(p.tdq, kHeads, kDim), params.tdk = rows_of(p.tdk, 1, kDim), params.tdv = rows_of(p.tdv, 1, kDimV);
-    params.lse = numbers_of(p.lse), params.tlse = numbers_of(p.tlse), params.dlse = numbers_of(p.dlse),
-    params.tdlse = numbers_of(p.tdlse);
+    params.lse = numbers_of(p.lse), params.tlse = numbers_of(p.tlse);
+    if (p.given & 16) {
+        params.out = params.tout = {};
+        params.delta = numbers_of(p.delta), params.tdelta = numbers_of(p.tdelta);
+    } else {
+        params.dlse = numbers_of(p.dlse), params.tdlse = numbers_of(p.tdlse);
+    }
     params.q_lengths = {nullptr, &used, kRows}, params.k_lengths = {nullptr, nullptr, kKeys};
     if (p.rare) {
         params.q_lengths = {rows_of_sequence, &used, kBefore + kRows};

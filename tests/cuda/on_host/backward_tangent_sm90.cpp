@@ -30,7 +30,7 @@ struct Case {
     int given;  // tangents: 1: q, 2: k, 4: v, 8: dout
     bool sink;
     Lengths lengths = Lengths::dense;  // other than dense: lengths differ, and rows outside a sequence are NaN
-    bool delta = false;                // tdelta is given, tout and tdlse are not
+    bool delta = false;                // delta and tdelta are given; out, tout, dlse and tdlse are not
 };
 
 std::mt19937 generator(5);
@@ -44,7 +44,7 @@ struct Problem {
     double scale;
     Side queries, keys;
     std::vector<T> q, k, v, dout, tq, tk, tv, tdout, out, tout, tdq, tdk, tdv;
-    std::vector<float> sink, tsink, lse, tlse, dlse, tdlse, tdelta, tdsink;
+    std::vector<float> sink, tsink, lse, tlse, dlse, tdlse, delta, tdelta, tdsink;
     std::vector<double> tdq64, tdk64, tdv64, tdsink64;
     std::vector<TangentStatistics> statistics;
     std::vector<int32_t> next_tiles{INT32_MIN, INT32_MIN};
@@ -60,7 +60,7 @@ struct Problem {
         sink = random<float>(c.heads_q, 1), tsink = random<float>(c.heads_q, c.tangent_size);
         dlse = random<float>(q_rows, 1), tdlse = random<float>(q_rows, c.tangent_size);
         out.assign(dout.size(), T(0.0f)), tout = out;
-        lse.assign(q_rows, -INFINITY), tlse.assign(q_rows, 0), tdelta = tlse;
+        lse.assign(q_rows, -INFINITY), tlse.assign(q_rows, 0), delta = tdelta = tlse;
         tdq.assign(q.size(), T(NAN)), tdk.assign(k.size(), T(NAN)), tdv.assign(v.size(), T(NAN)), tdsink.assign(c.heads_q, NAN);
         tdq64.assign(q.size(), 0), tdk64.assign(k.size(), 0), tdv64.assign(v.size(), 0), tdsink64.assign(c.heads_q, 0);
         for (int b = 0; b < c.batch; ++b)
@@ -84,7 +84,7 @@ struct Problem {
             for (std::vector<T>* x : {&q, &tq}) fill(*x, row, c.heads_q * c.head_dim);
             for (std::vector<T>* x : {&dout, &tdout, &out, &tout}) fill(*x, row, c.heads_q * c.head_dim_v);
             for (int h = 0; h < c.heads_q; ++h)
-                for (std::vector<float>* x : {&lse, &tlse, &dlse, &tdlse, &tdelta}) (*x)[number(row, h)] = NAN;
+                for (std::vector<float>* x : {&lse, &tlse, &dlse, &tdlse, &delta, &tdelta}) (*x)[number(row, h)] = NAN;
         });
         for_hidden_rows(keys, [&](int row) {
             for (std::vector<T>* x : {&k, &tk}) fill(*x, row, c.heads_k * c.head_dim);
@@ -105,17 +105,18 @@ struct Problem {
         const auto of_out = [&](std::vector<T>& x) { return rows(x, queries, c.heads_q, c.head_dim_v); };
         const auto of_k = [&](std::vector<T>& x) { return rows(x, keys, c.heads_k, c.head_dim); };
         const auto of_v = [&](std::vector<T>& x) { return rows(x, keys, c.heads_k, c.head_dim_v); };
-        params.q = of_q(q), params.k = of_k(k), params.v = of_v(v), params.dout = of_out(dout), params.out = of_out(out);
+        params.q = of_q(q), params.k = of_k(k), params.v = of_v(v), params.dout = of_out(dout);
         if (c.given & 1) params.tq = of_q(tq);
         if (c.given & 2) params.tk = of_k(tk);
         if (c.given & 4) params.tv = of_v(tv);
         if (c.given & 8) params.tdout = of_out(tdout);
         params.tdq = of_q(tdq), params.tdk = of_k(tdk), params.tdv = of_v(tdv);
-        params.lse = numbers(lse), params.tlse = numbers(tlse), params.dlse = numbers(dlse);
+        params.lse = numbers(lse), params.tlse = numbers(tlse);
         if (c.delta) {
-            params.tdelta = numbers(tdelta);
+            params.delta = numbers(delta), params.tdelta = numbers(tdelta);
         } else {
-            params.tout = of_out(tout), params.tdlse = numbers(tdlse);
+            params.out = of_out(out), params.tout = of_out(tout);
+            params.dlse = numbers(dlse), params.tdlse = numbers(tdlse);
         }
         params.q_lengths = queries.params(c), params.k_lengths = keys.params(c);
         params.batch = c.batch, params.heads_q = c.heads_q, params.heads_k = c.heads_k;
@@ -189,20 +190,20 @@ struct Problem {
                 const double value = wide(v[key(j) * dim_v + x]);
                 o[x] += p[j] * value, to[x] += p[j] * ((ts[j] - mu) * value + wide(tv[key(j) * dim_v + x]));
             }
-        double delta = -dlse[of_row], tdelta_exact = -tdlse[of_row];
+        double delta_exact = -dlse[of_row], tdelta_exact = -tdlse[of_row];
         for (int x = 0; x < dim_v; ++x) {
             T &rounded_o = out[at * dim_v + x], &rounded_to = tout[at * dim_v + x];
             rounded_o = T(static_cast<float>(o[x])), rounded_to = T(static_cast<float>(to[x]));
             const double y = wide(dout[at * dim_v + x]), ty = wide(tdout[at * dim_v + x]);
-            delta += y * wide(rounded_o);  // the kernel reads rounded results
-            tdelta_exact += c.delta ? ty * o[x] + y * to[x] : ty * wide(rounded_o) + y * wide(rounded_to);
+            const double read_o = c.delta ? o[x] : wide(rounded_o), read_to = c.delta ? to[x] : wide(rounded_to);
+            delta_exact += y * read_o, tdelta_exact += ty * read_o + y * read_to;
         }
-        tdelta[of_row] = static_cast<float>(tdelta_exact);
-        if (c.sink) tdsink64[h] -= std::exp(sink[h] - exact_lse) * ((tsink[h] - mu) * delta + tdelta_exact);
+        delta[of_row] = static_cast<float>(delta_exact), tdelta[of_row] = static_cast<float>(tdelta_exact);
+        if (c.sink) tdsink64[h] -= std::exp(sink[h] - exact_lse) * ((tsink[h] - mu) * delta_exact + tdelta_exact);
         for (int j = 0; j < length_k; ++j) {
             if (p[j] == 0) continue;
             const T *y = &dout[at * dim_v], *ty = &tdout[at * dim_v], *x = &v[key(j) * dim_v], *tx = &tv[key(j) * dim_v];
-            const double dp = dot(y, x, dim_v) - delta, tdp = dot(ty, x, dim_v) + dot(y, tx, dim_v) - tdelta_exact;
+            const double dp = dot(y, x, dim_v) - delta_exact, tdp = dot(ty, x, dim_v) + dot(y, tx, dim_v) - tdelta_exact;
             const double below = ts[j] - mu, dz = scale * p[j] * dp, tdz = scale * p[j] * (below * dp + tdp);
             for (int d = 0; d < dim; ++d) {
                 tdq64[at * dim + d] += tdz * wide(k[key(j) * dim + d]) + dz * wide(tk[key(j) * dim + d]);
@@ -261,7 +262,7 @@ int main(int, char** argv) {
             {1, 1, 1, 130, 300, kDim, kDim, kAll, kAll, 4, 1, 7 + dout, false},  // large scores
             {1, 1, 1, 130, 0, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, true},     // no keys but a sink
             {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, false},    // no rows
-            {3, 2, 1, 210, 250, kDim, kDim, kAll, 0, 1, 1, 7 + dout, false, Lengths::packed},
+            {3, 2, 1, 210, 250, kDim, kDim, kAll, 0, 1, 1, 7 + dout, false, Lengths::packed, true},
             {3, 1, 1, 150, 140, kDim, kDim, 60, 30, 1, 1, 7 + dout, true, Lengths::used, true},
         };
         for (const Case& c : cases) good &= check(c);

@@ -20,8 +20,8 @@ constexpr double kRounding = kFloat ? 0x1p-18 : kRounding16;
 
 struct Problem : TangentProblem {
     std::vector<T> q, k, v, tq, tk, tv, out, tout, dout, tdout;
-    std::vector<float> bias, tbias, sink, tsink, lse, tlse, tdlse, tdelta;
-    std::vector<double> to64, mu64, delta64;
+    std::vector<float> bias, tbias, sink, tsink, lse, tlse, dlse, tdlse, delta, tdelta;
+    std::vector<double> to64, mu64, delta64, tdelta64;
 
     Problem(float size, float tsize, bool rare_options, int which) : TangentProblem(rare_options, which) {
         q = random<T>(kRows * kHeads * kDim, size), k = random<T>(kKeys * kDim, size), v = random<T>(kKeys * kDimV, size);
@@ -30,9 +30,11 @@ struct Problem : TangentProblem {
         dout = random<T>(outputs, size), tdout = random<T>(outputs, size);
         bias = random<float>(kHeads * kRows * kKeys, 1), tbias = random<float>(bias.size(), tsize);
         sink = random<float>(kHeads, 1), tsink = random<float>(kHeads, tsize), tdlse = random<float>(kHeads * kRows, 1);
+        dlse = random<float>(tdlse.size(), 1);
         out.assign(outputs, T(0.0f)), tout.assign(outputs, T(NAN));
-        lse.assign(kHeads * kRows, -INFINITY), tlse.assign(lse.size(), NAN), tdelta.assign(lse.size(), NAN);
-        to64.assign(outputs, 0), mu64.assign(lse.size(), 0), delta64.assign(lse.size(), 0);
+        lse.assign(kHeads * kRows, -INFINITY), tlse.assign(lse.size(), NAN);
+        delta.assign(lse.size(), NAN), tdelta = delta;
+        to64.assign(outputs, 0), mu64.assign(lse.size(), 0), delta64 = tdelta64 = mu64;
         if (!(given & 1)) tq.assign(tq.size(), T(0.0f));
         if (!(given & 2)) tk.assign(tk.size(), T(0.0f));
         if (!(given & 4)) tv.assign(tv.size(), T(0.0f));
@@ -75,12 +77,13 @@ struct Problem : TangentProblem {
             for (int c = 0; c < kDimV; ++c)
                 to64[first + c] += p * ((ts[j] - mu) * wide(v[j * kDimV + c]) + wide(tv[j * kDimV + c]));
         }
-        double delta = -tdlse[head * kRows + row];
+        double &of_out = delta64[head * kRows + row], &moved = tdelta64[head * kRows + row];
+        of_out = -dlse[head * kRows + row], moved = -tdlse[head * kRows + row];
         for (int c = 0; c < kDimV; ++c) {
             out[first + c] = T(static_cast<float>(o[c]));
-            delta += wide(tdout[first + c]) * o[c] + wide(dout[first + c]) * to64[first + c];
+            of_out += wide(dout[first + c]) * o[c];
+            moved += wide(tdout[first + c]) * o[c] + wide(dout[first + c]) * to64[first + c];
         }
-        delta64[head * kRows + row] = delta;
     }
 };
 
@@ -96,6 +99,7 @@ void run(Problem& p) {
     params.dout = rows_of(p.dout, kHeads, kDimV), params.tdout = rows_of(p.tdout, kHeads, kDimV);
     params.lse = numbers_of(p.lse), params.tlse = numbers_of(p.tlse);
     params.tdlse = numbers_of(p.tdlse), params.tdelta = numbers_of(p.tdelta);
+    params.dlse = numbers_of(p.dlse), params.delta = numbers_of(p.delta);
     params.q_lengths = {nullptr, &used, kRows}, params.k_lengths = {nullptr, &used_keys, kKeys};
     params.batch = 1, params.heads_q = params.group_size = kHeads, params.head_dim = kDim, params.head_dim_v = kDimV;
     params.softmax_scale = static_cast<float>(p.scale), params.scale_log2 = static_cast<float>(p.scale * 1.4426950408889634);
@@ -108,7 +112,8 @@ void run(Problem& p) {
         params.k_lengths = {keys_of_sequence, &used_keys, kKeys};
         for (RowsParams* x : {&params.q, &params.tq, &params.out, &params.tout, &params.dout, &params.tdout})
             x->data = static_cast<T*>(x->data) ? static_cast<T*>(x->data) - kBefore * x->row : nullptr;
-        for (RowStatisticsParams* x : {&params.lse, &params.tlse, &params.tdlse, &params.tdelta}) x->data -= kBefore;
+        for (RowStatisticsParams* x : {&params.lse, &params.tlse, &params.dlse, &params.tdlse, &params.delta, &params.tdelta})
+            x->data -= kBefore;
         params.block_mask.mask = p.blocks.data();
         params.block_mask.mask_stride[2] = 2, params.block_mask.mask_stride[3] = 1;
         params.rare.alibi_slopes = {p.slopes.data(), 0, 1, true};
@@ -138,6 +143,6 @@ int main(int, char** argv) {
     run(p);
     const double limit = kRounding * size * size, of_sums = 0x1p-18 * size * size;
     bool good = near("tout", p.tout, p.to64, limit) & near("tlse", p.tlse, p.mu64, of_sums);
-    good &= near("tdelta", p.tdelta, p.delta64, limit);
+    good &= near("delta", p.delta, p.delta64, limit) & near("tdelta", p.tdelta, p.tdelta64, limit);
     return good ? 0 : 1;
 }

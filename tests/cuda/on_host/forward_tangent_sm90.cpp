@@ -46,7 +46,7 @@ struct Problem {
     double scale;
     Side queries, keys;
     std::vector<T> q, k, v, tq, tk, tv, out, tout, dout, tdout;
-    std::vector<float> sink, tsink, lse, tlse, tdlse, tdelta;
+    std::vector<float> sink, tsink, lse, tlse, dlse, tdlse, delta, tdelta;
     ForwardTangentParams params{};
 
     explicit Problem(const Case& given)
@@ -58,8 +58,9 @@ struct Problem {
         tv = random<T>(v.size(), c.tangent_size);
         dout = random<T>(q_rows * c.head_dim_v, 1), tdout = random<T>(q_rows * c.head_dim_v, 1);
         sink = random<float>(c.heads_q, 1), tsink = random<float>(c.heads_q, c.tangent_size), tdlse = random<float>(q_rows, 1);
+        dlse = random<float>(q_rows, 1);
         out.assign(q_rows * c.head_dim_v, T(NAN)), tout = out;
-        lse.assign(q_rows, NAN), tlse = tdelta = lse;
+        lse.assign(q_rows, NAN), tlse = delta = tdelta = lse;
         hide_rows();
         fill_in();
     }
@@ -104,6 +105,7 @@ struct Problem {
             params.dout = rows(dout, queries, c.heads_q, c.head_dim_v),
             params.tdout = rows(tdout, queries, c.heads_q, c.head_dim_v);
             params.tdlse = statistics(tdlse), params.tdelta = statistics(tdelta);
+            params.dlse = statistics(dlse), params.delta = statistics(delta);
         }
         params.q_lengths = queries.params(c), params.k_lengths = keys.params(c);
         params.batch = c.batch, params.heads_q = c.heads_q, params.group_size = c.heads_q / c.heads_k;
@@ -138,14 +140,14 @@ struct Problem {
 
     struct Row {
         bool counts;
-        double lse, mu, delta;
+        double lse, mu, delta, tdelta;
         std::vector<double> out, tout;
     };
     Row solve(int b, int h, int i) const {
         const int dim = c.head_dim, dim_v = c.head_dim_v, length_k = keys.length[b], shift = length_k - queries.length[b];
         const size_t at = size_t(queries.start[b] + i) * c.heads_q + h;
         const auto key = [&](int j) { return size_t(keys.start[b] + j) * c.heads_k + h / params.group_size; };
-        Row row{i < queries.length[b], -INFINITY, 0, 0, std::vector<double>(dim_v), std::vector<double>(dim_v)};
+        Row row{i < queries.length[b], -INFINITY, 0, 0, 0, std::vector<double>(dim_v), std::vector<double>(dim_v)};
         std::vector<double> s(length_k, -INFINITY), ts(length_k, 0);
         double largest = c.sink ? double{sink[h]} : -INFINITY;
         for (int j = 0; row.counts && j < length_k; ++j) {
@@ -170,9 +172,12 @@ struct Problem {
                 row.out[x] += p * value, row.tout[x] += p * ((ts[j] - row.mu) * value + tangent);
             }
         }
-        row.delta = -tdlse[size_t(h) * queries.rows + queries.start[b] + i];
-        for (int x = 0; x < dim_v; ++x)
-            row.delta += wide(tdout[at * dim_v + x]) * row.out[x] + wide(dout[at * dim_v + x]) * row.tout[x];
+        const size_t number = size_t(h) * queries.rows + queries.start[b] + i;
+        row.delta = -dlse[number], row.tdelta = -tdlse[number];
+        for (int x = 0; x < dim_v; ++x) {
+            const double y = wide(dout[at * dim_v + x]);
+            row.delta += y * row.out[x], row.tdelta += wide(tdout[at * dim_v + x]) * row.out[x] + y * row.tout[x];
+        }
         return row;
     }
     template <class Visit>
@@ -194,7 +199,7 @@ bool check(const Case& c) {
     }
     const ForwardTangentPlan plan = p.plan();
     launch_forward_tangent<Kernel>(plan, p.params, nullptr);
-    RelativeError out, tout, lse, mu, delta;
+    RelativeError out, tout, lse, mu, delta, tdelta;
     bool zeros = true;
     p.for_checked_rows([&](const Problem::Row& exact, size_t row, int h) {
         const size_t first = (row * c.heads_q + h) * c.head_dim_v, at = number(row, h);
@@ -202,19 +207,20 @@ bool check(const Case& c) {
             zeros &= exact.counts || (wide(p.tout[first + x]) == 0 && wide(p.out[first + x]) == 0);
             out.add(wide(p.out[first + x]), exact.out[x]), tout.add(wide(p.tout[first + x]), exact.tout[x]);
         }
-        zeros &= exact.counts || (p.lse[at] == -INFINITY && p.tlse[at] == 0 && (!c.delta || p.tdelta[at] == 0));
+        zeros &=
+            exact.counts || (p.lse[at] == -INFINITY && p.tlse[at] == 0 && (!c.delta || (p.delta[at] == 0 && p.tdelta[at] == 0)));
         if (!exact.counts) return;
         lse.add(p.lse[at], exact.lse), mu.add(p.tlse[at], exact.mu);
-        if (c.delta) delta.add(p.tdelta[at], exact.delta);
+        if (c.delta) delta.add(p.delta[at], exact.delta), tdelta.add(p.tdelta[at], exact.tdelta);
     });
     const double limit = kRounding * std::max(1.0f, c.size * c.size);
     const bool good = zeros && out.value() <= kRounding && tout.value() <= limit && lse.value() <= 1e-5 && mu.value() <= limit &&
-                      delta.value() <= limit;
+                      delta.value() <= kRounding && tdelta.value() <= limit;
     std::printf("%s %d x %d heads %d/%d keys %d dim %d/%d window %d %d size %g/%g given %d sink %d fused %d lengths %d: ",
                 good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left,
                 c.right, c.size, c.tangent_size, c.given, c.sink, c.fused, static_cast<int>(c.lengths));
-    std::printf("out %.1e, tout %.1e, lse %.1e, tlse %.1e, tdelta %.1e%s\n", out.value(), tout.value(), lse.value(), mu.value(),
-                delta.value(), zeros ? "" : ", rows that do not count are not 0");
+    std::printf("out %.1e, tout %.1e, lse %.1e, tlse %.1e, delta %.1e, tdelta %.1e%s\n", out.value(), tout.value(), lse.value(),
+                mu.value(), delta.value(), tdelta.value(), zeros ? "" : ", rows that do not count are not 0");
     return good;
 }
 
@@ -227,7 +233,7 @@ int main(int, char** argv) {
         const Case cases[] = {
             {1, 1, 1, 64, 100, kDim, kDim, kAll, kAll, 1, 1, 7, false, fused},                              // one work tile
             {1, 2, 1, 300, 333, kDim, kDim, kAll, 0, 1, 1, 7, true, fused, Lengths::dense, true},           // causal
-            {2, 2, 2, 200, 70, kDim, kDim - 8, kAll, 0, 1, 1, 7, false, fused},                             // rows without keys
+            {2, 2, 2, 200, 70, kDim, kDim - 8, kAll, 0, 1, 1, 7, false, fused, Lengths::dense, true},       // rows without keys
             {1, 1, 1, 520, 520, kDim - 8, kDim, 100, 0, 1, 1, 7, false, fused},                             // a window
             {1, 1, 1, 150, 400, kDim, kDim, kAll, kAll, 3, 2000, 3, false, fused},                          // large tangents
             {1, 1, 1, 130, 260, kDim, kDim, kAll, kAll, 1, 4e-3f, 1, false, fused},                         // small; of q alone
@@ -237,7 +243,7 @@ int main(int, char** argv) {
             {1, 1, 1, 130, 0, kDim, kDim, kAll, kAll, 1, 1, 7, true, fused},                                // no keys but a sink
             {1, 1, 1, 90, 130, kDim, kDim - 8, 90, 0, 1, 1, 7, false, fused, Lengths::dense, true, false},  // no vectors
             {1, 2, 1, 150, 100, kFew, kFew, kAll, 0, 1, 1, 7, false, fused},                                // fewer channels
-            {3, 2, 1, 210, 250, kDim, kDim, kAll, 0, 1, 1, 7, false, fused, Lengths::packed},
+            {3, 2, 1, 210, 250, kDim, kDim, kAll, 0, 1, 1, 7, false, fused, Lengths::packed, true},
             {3, 1, 1, 150, 140, kDim, kDim, 60, 30, 1, 1, 7, true, fused, Lengths::used, true},
         };
         for (const Case& c : cases) good &= check(c);

@@ -1,7 +1,7 @@
 // Runs the float64 kernels of forward_tangent and backward_tangent on the host and compares them with sums in long double.
 // Arguments: 1 the options (bits 1, 2, 4 and 8 of attention_f64.cpp), 2 which tangents are given (bits: 1 q, 2 k, 4 v, 8 dout;
-// the others are zero), 3 whether backward_tangent takes tdelta from forward_tangent. With the rare options also the tangent of
-// dbias, of a bias for all sequences and of one number for each. Prints the errors; exit code 0: none is too large.
+// the others are zero), 3 whether backward_tangent takes delta and tdelta from forward_tangent. With the rare options also the
+// tangent of dbias, of a bias for all sequences and of one number for each. Prints the errors; exit code 0: none is too large.
 #include "problem_f64.h"
 
 #include "cuda/sm80/backward_tangent_f64.cuh"
@@ -19,8 +19,8 @@ struct BackwardKernel {
 struct TangentProblem : Problem {
     int given;
     Numbers tq, tk, tv, tdout, tbias, tsink, tdlse;
-    Numbers tout, tlse, tdelta, tdq, tdk, tdv, tdsink;
-    Exact exact_tout, exact_tlse, exact_tdelta, exact_tdq, exact_tdk, exact_tdv, exact_tdsink;
+    Numbers tout, tlse, delta, tdelta, tdq, tdk, tdv, tdsink;
+    Exact exact_tout, exact_tlse, exact_delta, exact_tdelta, exact_tdq, exact_tdk, exact_tdv, exact_tdsink;
     Exact exact_tds;  // of each sequence
 
     TangentProblem(int options, int which) : Problem(options, 1), given(which) {
@@ -28,9 +28,9 @@ struct TangentProblem : Problem {
         tbias = random(bias.size(), 1), tsink = random(kHeads, 1), tdlse = random(lse.size(), 1);
         const double common = tk[0];  // the tangents of scores have a mean
         for (double& x : tk) x += common;
-        tout.assign(out.size(), NAN), tlse.assign(lse.size(), NAN), tdelta.assign(lse.size(), NAN);
+        tout.assign(out.size(), NAN), tlse.assign(lse.size(), NAN), delta = tdelta = tlse;
         tdq.assign(q.size(), NAN), tdk.assign(k.size(), NAN), tdv.assign(v.size(), NAN), tdsink.assign(kHeads, NAN);
-        exact_tout.assign(out.size(), 0), exact_tlse.assign(lse.size(), 0), exact_tdelta.assign(lse.size(), 0);
+        exact_tout.assign(out.size(), 0), exact_tlse.assign(lse.size(), 0), exact_delta = exact_tdelta = exact_tlse;
         exact_tdq.assign(q.size(), 0), exact_tdk.assign(k.size(), 0), exact_tdv.assign(v.size(), 0);
         exact_tdsink.assign(kHeads, 0), exact_tds.assign(kBatch * bias.size(), 0);
     }
@@ -73,7 +73,7 @@ struct TangentProblem : Problem {
             const size_t at = row * kDimV + c;
             delta += Real{dout[at]} * out[at], more += Real{tdout[at]} * out[at] + dout[at] * exact_tout[at];
         }
-        exact_tdelta[of_row] = more;
+        exact_delta[of_row] = delta, exact_tdelta[of_row] = more;
         if (rare) exact_tdsink[h] -= p0 * ((tsink[h] - mu) * delta + more);
         for (int j = 0; j < keys; ++j) {
             if (p[j] == 0) continue;
@@ -105,6 +105,7 @@ void fill_in(Params& params, TangentProblem& p, const Call& call) {
     for (int i = 0; i < 4; ++i)
         if (!(p.given >> i & 1)) *tangents[i] = {};
     params.tlse = call.numbers(p.tlse), params.tdlse = call.numbers(p.tdlse), params.tdelta = call.numbers(p.tdelta);
+    params.dlse = call.numbers(p.dlse), params.delta = call.numbers(p.delta);
     if (!p.rare) return;
     params.tbias = params.rare.bias, params.tbias.data = p.tbias.data();
     params.tsink = {p.tsink.data(), 0, 1, false};
@@ -146,15 +147,14 @@ bool makes_all_biases(const TangentProblem& p, const BackwardTangentParams& para
 }
 
 // False: a tangent of dbias is wrong.
-bool backward_tangent(TangentProblem& p, const Call& call, bool takes_tdelta) {
+bool backward_tangent(TangentProblem& p, const Call& call, bool takes_deltas) {
     BackwardTangentParams params{};
     fill_in(params, p, call);
-    if (takes_tdelta) {
-        params.tout = {}, params.tdlse = {};
+    if (takes_deltas) {
+        params.out = params.tout = {}, params.dlse = params.tdlse = {};
     } else {
-        params.tdelta = {};
+        params.delta = params.tdelta = {};
     }
-    params.dlse = call.numbers(p.dlse);
     params.heads_k = kKeyHeads;
     params.tdq = call.rows(p.tdq, kRows, kHeads, kDim), params.tdk = call.rows(p.tdk, kKeys, kKeyHeads, kDim);
     params.tdv = call.rows(p.tdv, kKeys, kKeyHeads, kDimV);
@@ -184,7 +184,7 @@ int main(int, char** argv) {
     const Call call(p, 0);
     forward_tangent(p, call);
     bool good = near("tout", p.tout, p.exact_tout) & near("tlse", p.tlse, p.exact_tlse);
-    good &= near("tdelta", p.tdelta, p.exact_tdelta);
+    good &= near("delta", p.delta, p.exact_delta) & near("tdelta", p.tdelta, p.exact_tdelta);
     good &= backward_tangent(p, call, std::atoi(argv[3]) != 0);
     good &= near("tdq", p.tdq, p.exact_tdq) & near("tdk", p.tdk, p.exact_tdk) & near("tdv", p.tdv, p.exact_tdv);
     if (p.rare) good &= near("tdsink", p.tdsink, p.exact_tdsink, kSumsOfRows);
