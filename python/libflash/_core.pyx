@@ -138,7 +138,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     Parameters
     ----------
     q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens_q
-        float16, bfloat16 (NumPy: ml_dtypes), float32 or float64. head_dim up to 512 (float32 and float64 on a GPU: 256).
+        float16, bfloat16 (NumPy: ml_dtypes), float32 or float64. head_dim up to 512.
         Any strides that are not negative, the last one 1.
     k : (batch, seqlen_k, heads_k, head_dim), or packed (total_k, heads_k, head_dim) with cu_seqlens_k
         heads_q must be a multiple of heads_k (grouped queries): query head h reads key head h // (heads_q // heads_k).

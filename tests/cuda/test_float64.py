@@ -76,7 +76,7 @@ def test_gradgradcheck_of_the_bias(device: str, shape: tuple[int, ...]) -> None:
 
 
 @CUDA
-@pytest.mark.parametrize("dim", [20, 64, 128, 192, 256])
+@pytest.mark.parametrize("dim", [20, 64, 128, 192, 256, 257, 512])
 def test_result_is_that_of_the_cpu(dim: int) -> None:
     """Within rounding errors: both add up in float64."""
     x = leaves("cpu", (2, 300, 4, dim), (2, 333, 2, dim), (2, 333, 2, dim))
@@ -92,8 +92,8 @@ def test_result_is_that_of_the_cpu(dim: int) -> None:
 
 @CUDA
 def test_what_is_refused() -> None:
-    wide, (q, k, v) = torch.zeros(1, 4, 1, 257, device="cuda", dtype=torch.float64), leaves("cuda", *[(1, 4, 1, 8)] * 3)
-    with pytest.raises(libflash.UnsupportedError, match=r"head_dim: must be at most 256 for this kernel \(257\)"):
+    wide, (q, k, v) = torch.zeros(1, 4, 1, 513, device="cuda", dtype=torch.float64), leaves("cuda", *[(1, 4, 1, 8)] * 3)
+    with pytest.raises(libflash.UnsupportedError, match=r"head_dim: must be at most 512 for this kernel \(513\)"):
         libflash.attention(wide, wide, wide)
     with pytest.raises(libflash.UnsupportedError, match="dtype: decode of float64 runs on the CPU only"):
         libflash.decode(q.detach(), k.detach(), v.detach())

@@ -49,7 +49,7 @@ DOUBLE_TANGENT_RUNS = runs(
 @pytest.mark.parametrize("run", DOUBLE_RUNS)
 def test_float64_against_long_double(output: Callable[[Run], str], run: Run) -> None:
     rare, parts = run.arguments[0] & 1, run.arguments[0] & 16
-    statistics = 0 if parts else 5
+    statistics = 0 if parts or dict(run.program.defines)["HEAD_DIM"] > 256 else 5
     assert output(run).count("ok ") == (5 if not rare else 6 if parts else 7) + statistics
 
 

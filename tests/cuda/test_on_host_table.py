@@ -55,7 +55,7 @@ def test_tiles_are_those_of_kernels_table() -> None:
         for dtype, head_dim, tile, *_ in kernels.values():
             line = rf"forward +{folder} +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +\d .*statistics"
             assert re.search(line, table), line
-    for sizes in ("bf16-512", "f16-512-small"):
+    for sizes in ("f32-512", "bf16-512", "f16-512-small"):
         dtype, _, forward_tile, backward_tile, *_ = ATTENTION_KERNELS[sizes]
         for operation, tile in (("forward", forward_tile), ("backward", backward_tile.removesuffix(", 1"))):
             line = rf"{operation} +sm80 +{dtype.rstrip('_')} +512 +{tile.replace(', ', 'x')} +1 "

@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dropout": {"causal": True, "dropout_p": 0.25, "seed": 5, "sink": True, "dlse": True},
     "full": {"dropout_p": 0.5, "seed": 2**40},
 }
-TYPES = {64: ("bf16", "fp16", "fp32"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32"), 512: ("bf16", "fp16")}
+TYPES = {64: ("bf16", "fp16", "fp32"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32"), 512: ("bf16", "fp16", "fp32")}
 # head_dim, type, options, order, deterministic. Tokens: chunks of 41 with zigzag, so that positions have any remainder mod 4.
 TYPES = {64: ("bf16", "fp16", "fp32", "fp64"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32", "fp64")}
 CASES = [

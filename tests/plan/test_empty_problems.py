@@ -32,7 +32,8 @@ def launches(
 @pytest.mark.parametrize("what", NONE)
 @pytest.mark.parametrize("operation", ["backward", "backward_tangent"])
 @pytest.mark.parametrize(
-    ("dtype", "head_dim"), [("bf16", 64), ("f16", 128), ("bf16", 192), ("f16", 320), ("f32", 96), ("f64", 64)]
+    ("dtype", "head_dim"),
+    [("bf16", 64), ("f16", 128), ("bf16", 192), ("f16", 320), ("f32", 96), ("f32", 320), ("f64", 64), ("f64", 512)],
 )
 @pytest.mark.parametrize("device", ["A100", "H200"])
 def test_what_is_launched(lib: c.CDLL, device: str, dtype: str, head_dim: int, operation: str, what: str) -> None:

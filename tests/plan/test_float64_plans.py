@@ -18,23 +18,26 @@ def rows(head_dim: int) -> tuple[abi.Tensor, ...]:
 
 LARGE = {"64": "64 queries x 32 keys", "128": "128 queries x 32 keys", "256": "64 queries x 16 keys"}
 SMALL = {"64": "64 queries x 32 keys", "128_small": "32 queries x 16 keys", "256_small": "16 queries x 8 keys"}
+WIDE = {"512_small": "16 queries x 8 keys"}  # for every GPU
+BACKWARD = {64: "32 queries x 32 keys", 128: "16 queries x 16 keys", 256: "8 queries x 16 keys", 512: "8 queries x 8 keys"}
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("head_dim", "kernel"), [(7, 64), (65, 128), (129, 256), (256, 256)])
+@pytest.mark.parametrize(("head_dim", "kernel"), [(7, 64), (65, 128), (129, 256), (256, 256), (257, 512)])
 def test_the_kernel_that_runs(lib: c.CDLL, device: str, head_dim: int, kernel: int) -> None:
     """On every GPU, with one instance whatever the options are."""
     lib.describe(*DEVICES[device])
-    name, forward = next(item for item in (LARGE if device == "H200" else SMALL).items() if item[0].startswith(str(kernel)))
-    backward = {64: "32 queries x 32 keys", 128: "16 queries x 16 keys", 256: "8 queries x 16 keys"}[kernel]
+    tiles = (LARGE if device == "H200" else SMALL) | WIDE
+    name, forward = next(item for item in tiles.items() if item[0].startswith(str(kernel)))
     for options in ({}, {"softcap": 20.0}):
         lines = lines_of(explain(lib, "forward", rows(head_dim), **options))
         assert lines["kernel"] == [f"forward_sm80_f64_d{name}, backend sm80"]
         assert (lines["instance"], lines["tile"]) == (["general"], [forward])
         assert lines["workspace"] == ["0 bytes"]
         lines = lines_of(explain(lib, "backward", rows(head_dim), **options))
-        assert lines["kernel"] == [f"backward_sm80_f64_d{kernel}, backend sm80"]
-        assert (lines["instance"], lines["tile"][0]) == (["general"], backward)
+        small = "_small" if kernel == 512 else ""
+        assert lines["kernel"] == [f"backward_sm80_f64_d{kernel}{small}, backend sm80"]
+        assert (lines["instance"], lines["tile"][0]) == (["general"], BACKWARD[kernel])
         assert [line.split(":")[0] for line in lines["launch"]] == ["softmax statistics", "dk and dv", "dq"]
         assert lines["workspace"] == [f"{STATISTICS} bytes"]
 
@@ -64,7 +67,7 @@ def test_more_keys_than_accumulators_can_add(lib: c.CDLL) -> None:
 
 def test_what_has_no_kernel(lib: c.CDLL) -> None:
     lib.describe(*DEVICES["H200"])
-    wide, x = tensor(1, 8, 1, 257, dtype=abi.FLOAT64), tensor(1, 8, 1, 64, dtype=abi.FLOAT64)
+    wide, x = tensor(1, 8, 1, 513, dtype=abi.FLOAT64), tensor(1, 8, 1, 64, dtype=abi.FLOAT64)
     refused = explain(lib, "forward", (wide, wide, wide))
-    assert "head_dim: must be at most 256 for this kernel (257)" in refused
+    assert "head_dim: must be at most 512 for this kernel (513)" in refused
     assert "dtype: decode of float64 runs on the CPU only (float64)" in explain(lib, "decode", (x, x, x))

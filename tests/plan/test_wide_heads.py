@@ -26,6 +26,8 @@ from described_plans import (
 GPUS = ("A100", "L40S", "H200", "B200", "RTX 5090")
 SMALL = ("L40S", "RTX 5090")  # 99 KB of shared memory per thread block; A100 163 KB, the others 227 KB
 NAMES = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16}
+# Types with one kernel for every GPU: tiles of forward and of backward.
+EXACT = {"f32": (abi.FLOAT32, "32x16", "16x16"), "f64": (abi.FLOAT64, "16x8", "8x8")}
 
 
 def decode(device: str, expected: dict[str, str], dims: tuple[int, int] = (512, 512), rows: int = 1, **options: Any) -> Case:
@@ -43,6 +45,10 @@ def forward_cases() -> list[Case]:
             if device == "H200":
                 expected = kernel(f"forward_sm90_{name}_d512", "wide heads", "64x64", launch="attention: 512 ")
             cases.append(attention(device, 512, expected, dtype=dtype))
+        for name, (dtype, tile, _) in EXACT.items():
+            expected = kernel(f"forward_sm80_{name}_d512_small", "general", tile)
+            cases.append(attention(device, 512, expected, dtype=dtype))
+            cases.append(attention(device, 64, expected, dtype=dtype, head_dim_v=257, softcap=3.0))
     expected = kernel("forward_sm80_bf16_d512", "general", "64x32", schedule="static")
     options: list[dict[str, Any]] = [{"block_mask": BLOCKS}, {"mask": MASK}]
     cases += [attention("H200", 264, expected, **some) for some in options]
@@ -62,6 +68,12 @@ def backward_cases() -> list[Case]:
             if device == "H200":  # there is code of the large kernel of sm80 for sm_90 alone
                 expected = kernel(f"backward_sm90_{name}_d512", "wide heads", "64x64", schedule="static")
             cases.append(attention(device, 512, expected, "backward", dtype=dtype))
+        for name, (dtype, _, tile) in EXACT.items():
+            expected = kernel(f"backward_sm80_{name}_d512_small", "general", tile)
+            cases.append(attention(device, 512, expected, "backward", dtype=dtype))
+            bias, dbias = (tensor(1, 16, 1000, 1000, dtype=abi.FLOAT32, address=(n + 2) * ADDRESS) for n in range(2))
+            options = {"dtype": dtype, "bias": bias, "dbias": dbias, "flags": abi.DETERMINISTIC}
+            cases.append(attention(device, 257, expected, "backward", **options))
     expected = kernel("backward_sm90_bf16_d512", "wide heads", "64x64", schedule="static")
     some_options: list[dict[str, Any]] = [{"softcap": 3.0}, {"flags": abi.CAUSAL | abi.DETERMINISTIC}, {"head_dim_v": 64}]
     cases += [attention("H200", 264, expected, "backward", **some) for some in some_options]
@@ -211,6 +223,17 @@ def test_long_sums_are_kept_in_the_workspace(lib: c.CDLL, head_dim: int) -> None
     q, k = tensor(1, 1000, 16, head_dim), tensor(1, 32769, 16, head_dim)
     plan = plan_lines(lib, "A100", "forward", (q, k, k))
     assert (plan["instance"], plan["workspace"]) == (["general, long sums"], [f"{16 * 16 * 64 * (512 + 32) * 4} bytes"])
+    q, k = tensor(1, 1000, 16, head_dim, dtype=abi.FLOAT32), tensor(1, 32769, 16, head_dim, dtype=abi.FLOAT32)
+    plan = plan_lines(lib, "A100", "forward", (q, k, k))
+    assert (plan["instance"], plan["workspace"]) == (["general, long sums"], [f"{16 * 32 * 32 * (512 + 32) * 4} bytes"])
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_sums_of_any_length(lib: c.CDLL, name: str) -> None:
+    """Backward of these types adds up with rounding."""
+    x = tensor(1, 1 << 20, 1, 512, dtype=EXACT[name][0])
+    for operation in ("forward", "backward"):
+        assert plan_lines(lib, "H200", operation, (x, x, x))["kernel"] == [f"{operation}_sm80_{name}_d512_small, backend sm80"]
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("f16", 32768), ("bf16", 131072)])
@@ -265,8 +288,11 @@ def test_long_sums_of_backward_on_sm90(lib: c.CDLL, name: str, most: int) -> Non
     ("case", "reason"),
     [
         (attention("H200", 513, {}), "head_dim: must be at most 512 for this kernel (513)"),
-        (attention("H200", 320, {}, dtype=abi.FLOAT32), "head_dim: must be at most 256 for this kernel (320)"),
-        (attention("H200", 320, {}, "backward", dtype=abi.FLOAT32), "head_dim: must be at most 256 for this kernel (320)"),
+        *[
+            (attention("H200", 513, {}, operation, dtype=dtype), "head_dim: must be at most 512 for this kernel (513)")
+            for operation in ("forward", "backward")
+            for dtype in (abi.FLOAT32, abi.FLOAT64)
+        ],
         (decode("H200", {}, (577, 512)), "head_dim: must be at most 576 for this kernel (577)"),
         (decode("H200", {}, (576, 513)), "head_dim_v: must be at most 512 for this kernel (513)"),
         (

@@ -8,7 +8,7 @@ from __future__ import annotations
 KEYS_PER_SUM = 32768  # of the library
 
 # Type, head_dim, tiles of forward, tiles and stages of backward: kernels with one, two and four warps for each 32 keys, and with
-# two warps for each 16 rows. Then, if they are others, keys per sum, and the architecture whose code runs.
+# two and four warps for each 16 rows. Then, if they are others, keys per sum, and the architecture whose code runs.
 ATTENTION_KERNELS = {
     "bf16-64": ("bf16_", 64, "128, 128", "128, 128, 1"),
     "f16-128": ("f16_", 128, "128, 64", "64, 128, 3"),
@@ -17,6 +17,7 @@ ATTENTION_KERNELS = {
     "f32-64": ("f32_", 64, "128, 32", "32, 128, 1"),
     "f32-128": ("f32_", 128, "128, 32", "32, 64, 1"),
     "f32-256-small": ("f32_", 256, "64, 16", "16, 32, 1"),
+    "f32-512": ("f32_", 512, "32, 16", "16, 16, 1"),
     "bf16-512": ("bf16_", 512, "64, 32", "64, 64, 1"),
     "f16-512-small": ("f16_", 512, "32, 32", "32, 32, 1", KEYS_PER_SUM, 80),
 }
@@ -30,6 +31,7 @@ ATTENTION_KERNELS_WITH_LONG_SUMS = {
     "f32-128-sums": ("f32_", 128, "128, 32", "32, 64, 1", 64),
     "bf16-256-sums-small": ("bf16_", 256, "64, 64", "32, 32, 1", 32),
     "f16-512-sums-small": ("f16_", 512, "64, 32", "64, 64, 1", 64),
+    "f32-512-sums-small": ("f32_", 512, "32, 16", "16, 16, 1", 64, 80),
 }
 
 # Forward with statistics of rows: type, head_dim, tile, keys per sum. One warp and two for the same rows, long sums.
@@ -88,12 +90,14 @@ BACKWARD_TANGENT_KERNELS_SM90 = {
 }
 
 # float64: head_dim, tiles of forward, of backward and of the tangents. Then channels that the kernel has and the tensors lack,
-# and the architecture whose code runs. The table has no tangents of 64 channels.
+# and the architecture whose code runs. The table has no tangents of 64 and 512 channels.
 DOUBLE_KERNELS = {"128": (128, "128, 32", "16, 16", "16, 16", 3), "256": (256, "64, 16", "8, 16", "8, 8", 4)}
 DOUBLE_SMALL_KERNELS = {
     "64": (64, "64, 32", "32, 32", "", 4),
     "128-small": (128, "32, 16", "16, 16", "", 4, 80),
     "256-small": (256, "16, 8", "8, 16", "", 3),
+    "512": (512, "16, 8", "8, 8", "", 3),
+    "512-sm80": (512, "16, 8", "8, 8", "", 190, 80),
 }
 
 # Decode: type, head_dim, tile and stages; with and without fragments of Q in registers, with and without matrix instructions,

@@ -29,7 +29,7 @@ int shared_bytes(const KernelConfig& config) {
     if (element == 8) return 0;
     if (config.operation == Operation::forward && is_wide_forward(config)) return wide_forward_shared_bytes(config);
     if (config.operation == Operation::backward && is_wide_backward(config.head_dim))
-        return wide_backward_shared_bytes(config.head_dim, config.tile_q);
+        return wide_backward_shared_bytes(config.head_dim, config.tile_q, element);
     if (config.operation == Operation::backward)
         return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
     if (config.operation == Operation::decode)

@@ -131,7 +131,9 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
         if (error == cudaSuccess) error = launch_gradients(plan, params, cuda_stream);
     }
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
-    if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
+    if constexpr (!has_wide_dbias(Kernel::config.head_dim, element_bytes(Kernel::config.dtype))) {
+        if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
+    }
     return error;
 }
 

@@ -25,7 +25,7 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
                                                problem.mask_rule.right < MaskRule::kUnbounded);
     if (plan.dq_kernel) {
         plan.dq_tile_q = tile_q;
-        plan.dq_tile_k = wide ? wide_columns(tile_q) : query_rows_tile_k(config.head_dim, element);
+        plan.dq_tile_k = wide ? wide_columns(tile_q, element) : query_rows_tile_k(config.head_dim, element);
     }
     check_block_count("q", blocks_of(plan.query_tile_schedule));
     if (plan.dq_kernel) plan.dq = backward_launch(kernel, plan, BackwardStep::dq, blocks_of(plan.query_tile_schedule));

@@ -22,12 +22,22 @@ constexpr int backward_shared_bytes(int head_dim, int tile_q, int tile_k, int st
 }
 
 // Wide heads (backward_wide.cuh): a thread block has tile_rows rows of one side, queries or keys, and takes wide_columns() rows
-// of the other side at a time, whose products it adds up with rounding.
+// of the other side at a time, whose products it adds up with rounding. wide_parts() warps share 16 rows. In float32 the tensors
+// of the other side take turns in one tile, and the parts of scores go through memory of their own. `element`: bytes.
 constexpr bool is_wide_backward(int head_dim) { return head_dim > 256; }
-constexpr int wide_columns(int tile_rows) { return tile_rows / 2; }
-constexpr int kWideCommonBytes = 256, kWideShardBytes = 80;              // and 8 for each row
-constexpr int wide_backward_shared_bytes(int head_dim, int tile_rows) {  // 16-bit elements
-    return 2 * (tile_rows + wide_columns(tile_rows)) * head_dim * 2 + tile_rows * 16 + kWideCommonBytes + kWideShardBytes;
+constexpr int wide_columns(int tile_rows, int element) { return element == 2 ? tile_rows / 2 : tile_rows; }
+// Whether the kernel also makes dbias.
+constexpr bool has_wide_dbias(int head_dim, int element) { return is_wide_backward(head_dim) && element == 4; }
+constexpr int wide_parts(int element) { return element == 4 ? 4 : 2; }
+constexpr int wide_column_tiles(int element) { return element == 4 ? 1 : 2; }
+// A vector of each thread.
+constexpr int wide_part_bytes(int tile_rows, int element) {
+    return element == 4 ? tile_rows / 16 * wide_parts(element) * 32 * 16 : 0;
+}
+constexpr int kWideCommonBytes = 256, kWideShardBytes = 80;  // and 8 for each row
+constexpr int wide_backward_shared_bytes(int head_dim, int tile_rows, int element) {
+    const int rows = 2 * tile_rows + wide_column_tiles(element) * wide_columns(tile_rows, element);
+    return rows * head_dim * element + tile_rows * 16 + kWideCommonBytes + kWideShardBytes + wide_part_bytes(tile_rows, element);
 }
 
 }  // namespace libflash::cuda

@@ -5,7 +5,7 @@
 //   dq = scale dS K     dk = scale dS' Q     dv = (R P)' dO     R: dropout
 //
 // Two warps share 16 rows. Each computes the part of the scores that half of the channels give; the parts are added through
-// shared memory. Then each has half of the channels of the output.
+// shared memory. Then each has half of the channels of the output. In float32 four warps do so (backward_wide_f32.cuh).
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
@@ -19,21 +19,23 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm80/backward_tiles.h"
+#include "cuda/sm80/backward_wide_f32.cuh"
 #include "cuda/tile/float_rows.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 namespace libflash::cuda::sm80 {
 
-enum class WideGradient : int { dq, dk, dv };
+enum class WideGradient : int { dq, dk, dv, dbias };  // dbias: of the float32 kernel
 
 template <class T, int kHeadDim, int kTileRows>
 struct WideBackward {
-    static constexpr int kCols = wide_columns(kTileRows), kBlocks = kCols / 8;  // rows of the other side: the columns of scores
-    static constexpr int kParts = 2, kPartSteps = kHeadDim / 16 / kParts;
+    static constexpr bool kFloat = std::is_same<T, float>::value;
+    static constexpr int kCols = wide_columns(kTileRows, sizeof(T)), kBlocks = kCols / 8;  // rows of the other side
+    static constexpr int kParts = wide_parts(sizeof(T)), kPartSteps = kHeadDim / 16 / kParts;
     static constexpr int kThreads = kTileRows / 16 * kParts * 32;
-    using RowTile = SharedTile<kTileRows, kHeadDim>;
-    using ColTile = SharedTile<kCols, kHeadDim>;
+    using RowTile = SharedTile<kTileRows, kHeadDim, sizeof(T)>;
+    using ColTile = SharedTile<kCols, kHeadDim, sizeof(T)>;
     using Rows = FloatRows<kTileRows, kHeadDim, kThreads>;
     static_assert(Rows::kBytes <= 2 * RowTile::kBytes, "outputs take the place of the rows");
     using Scores = float[1][kBlocks][4];
@@ -48,12 +50,14 @@ struct WideBackward {
     static_assert(sizeof(Common) <= kWideCommonBytes, "the host and the kernel must agree");
 
     // Shared memory: two tensors of the rows and two of the columns, as Q, dO and K, V or the reverse; statistics of the queries;
-    // Common; which rows of the other side each row sees, or is seen by.
-    static constexpr int kColsAt = 2 * RowTile::kBytes, kStatisticsAt = kColsAt + 2 * ColTile::kBytes;
+    // Common; which rows of the other side each row sees, or is seen by; in float32 parts of scores.
+    static constexpr int kColsAt = 2 * RowTile::kBytes;
+    static constexpr int kStatisticsAt = kColsAt + wide_column_tiles(sizeof(T)) * ColTile::kBytes;
     static constexpr int kCommonAt = kStatisticsAt + kTileRows * static_cast<int>(sizeof(SoftmaxStatistics));
     using Shard = ShardTile<kTileRows>;
     static constexpr int kShardAt = kCommonAt + kWideCommonBytes;
-    static constexpr int kSharedBytes = kShardAt + kWideShardBytes + kTileRows * 8;
+    static constexpr int kPartsAt = kShardAt + kWideShardBytes + kTileRows * 8;
+    static constexpr int kSharedBytes = kPartsAt + wide_part_bytes(kTileRows, sizeof(T));
     static_assert(sizeof(Shard) <= kWideShardBytes + kTileRows * 8, "the host and the kernel must agree");
     // The parts of scores that warps exchange: 2 * kBlocks * 4 floats of each thread, in a tile of the columns.
     static_assert(kThreads * 2 * kBlocks * 16 <= ColTile::kBytes);
@@ -68,7 +72,14 @@ struct WideBackward {
     __device__ __forceinline__ WideBackward(const BackwardParams& p, WideGradient gradient, char* shared_memory)
         : params(p), output(gradient), shared(shared_memory), thread(threadIdx.x), lane(threadIdx.x % 32) {}
 
-    __device__ __forceinline__ bool transposed() const { return output != WideGradient::dq; }
+    __device__ __forceinline__ bool makes_bias() const { return kFloat && output == WideGradient::dbias; }
+    __device__ __forceinline__ bool transposed() const {
+        if constexpr (kFloat) {
+            return output == WideGradient::dk || output == WideGradient::dv;
+        } else {
+            return output != WideGradient::dq;
+        }
+    }
     __device__ __forceinline__ int part() const { return hide_from_compiler(thread) / 32 % kParts; }
     __device__ __forceinline__ int warp_row() const { return hide_from_compiler(thread) / 32 / kParts * 16; }
     __device__ __forceinline__ uint32_t smem() const { return shared_address(shared); }
@@ -77,14 +88,14 @@ struct WideBackward {
     __device__ __forceinline__ const SequenceRows& sequence(bool keys) const { return keys ? common().k_rows : common().q_rows; }
     __device__ __forceinline__ int first_row() const { return common().work.tile * kTileRows; }
 
-    // Tensor 0 or 1 of one side.
-    template <class Tile>
-    __device__ __forceinline__ void load_side(int offset, bool keys, int head, int first) {
+    // The tensors of one side, or with kOne tensor `only` of it.
+    template <class Tile, bool kOne = false>
+    __device__ __forceinline__ void load_side(int offset, bool keys, int head, int first, int only = 0) {
         const SequenceRows& rows = sequence(keys);
 #pragma unroll 1
-        for (int i = 0; i < 2; ++i) {
+        for (int i = kOne ? only : 0; i < (kOne ? only + 1 : 2); ++i) {
             const RowsParams& from = i == 0 ? (keys ? params.k : params.q) : (keys ? params.v : params.dout);
-            const int channels = i == 0 ? params.head_dim : params.head_dim_v, at = offset + i * Tile::kBytes;
+            const int channels = i == 0 ? params.head_dim : params.head_dim_v, at = offset + (kOne ? 0 : i * Tile::kBytes);
             const T* matrix = static_cast<const T*>(from.data) + common().work.batch * from.batch + rows.start * from.row +
                               int64_t{head} * from.head;
             const int me = hide_from_compiler(thread);
@@ -201,7 +212,7 @@ struct WideBackward {
             }
         };
         apply_rare_options<T, kBlocks * 4>(params.rare, params.softmax_scale, c, shard().all.alibi_shift, head,
-                                           keep_elements(head, first_col), element, hide);
+                                           keep_elements(head, first_col), element, hide, !makes_bias());
     }
 
     // sums += W C for this warp's half of the channels. C: tensor `tensor` of the columns. The accumulators of the tensor cores
@@ -273,7 +284,7 @@ struct WideBackward {
         }
     }
 
-    // False: the thread block has no work. Otherwise ends with a barrier; the rows are being loaded.
+    // False: the thread block has no work.
     __device__ __forceinline__ bool prepare() {
         const ScheduleParams& schedule = transposed() ? params.key_schedule : params.query_tile_schedule;
         const LengthsParams& lengths = transposed() ? params.k_lengths : params.q_lengths;
@@ -282,6 +293,11 @@ struct WideBackward {
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
         if (work.tile * kTileRows >= (transposed() ? k_rows.owned : q_rows.owned)) return false;
+        begin(work, q_rows, k_rows);
+        return true;
+    }
+    // Begins with a tile of rows; ends with a barrier, and the rows are being loaded.
+    __device__ __forceinline__ void begin(const TileCoordinates& work, const SequenceRows& q_rows, const SequenceRows& k_rows) {
         ShardRows all;
         all.init(params.shard, params.mask, q_rows, k_rows, work.batch);
         const int first = work.tile * kTileRows;
@@ -317,7 +333,6 @@ struct WideBackward {
         load_side<RowTile>(0, transposed(), work.head, first_row());
         if (!transposed()) load_statistics(work.head, first_row(), kTileRows);
         cp_async_commit();
-        return true;
     }
 
     // Through shared memory, in the place of the rows.
@@ -338,7 +353,7 @@ struct WideBackward {
         }
         __syncthreads();
         const bool wide = output == WideGradient::dq ? params.wide_dq : of_values ? params.wide_dv : params.wide_dk;
-        if (wide) {
+        if (kFloat || wide) {
             store_rows<float>(staged);
         } else {
             store_rows<T>(staged);
@@ -366,8 +381,12 @@ struct WideBackward {
     }
 };
 
+template <class T, int kHeadDim, int kTileRows>
+using WideBackwardBody =
+    std::conditional_t<std::is_same<T, float>::value, WideBackwardFloat<WideBackward<float, kHeadDim, kTileRows>>,
+                       WideBackward<T, kHeadDim, kTileRows>>;
 template <class Kernel>
-using WideBackwardOf = WideBackward<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim, Kernel::config.tile_q>;
+using WideBackwardOf = WideBackwardBody<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim, Kernel::config.tile_q>;
 
 template <class Kernel>
 __global__ void __launch_bounds__(WideBackwardOf<Kernel>::kThreads, WideBackwardOf<Kernel>::kThreads <= 128 ? 2 : 1)
@@ -388,25 +407,30 @@ int launch_wide_gradient(WideGradient output, const LaunchShape& shape, const Ba
     return cudaGetLastError();
 }
 
-// dv, dk and dq.
+// dv, dk and dq, and with float32 dbias.
 template <class Kernel>
 int launch_wide_gradients(const BackwardPlan& plan, BackwardParams params, cudaStream_t stream) {
     params.part = {0, 0, params.group_size, 0, INT32_MAX, nullptr, true, true, 0, 0};
     int error = launch_wide_gradient<Kernel>(WideGradient::dv, plan.dk_dv, params, stream);
     if (error == cudaSuccess) error = launch_wide_gradient<Kernel>(WideGradient::dk, plan.dk_dv, params, stream);
     if (error == cudaSuccess) error = launch_wide_gradient<Kernel>(WideGradient::dq, plan.dq, params, stream);
+    if (error == cudaSuccess && WideBackwardOf<Kernel>::kFloat)
+        error = launch_wide_gradient<Kernel>(WideGradient::dbias, plan.dbias, params, stream);
     return error;
 }
 
 template <class Kernel>
 KernelResources wide_backward_resources(BackwardStep step) {
     using Body = WideBackwardOf<Kernel>;
-    static_assert(Body::kSharedBytes == wide_backward_shared_bytes(Kernel::config.head_dim, Kernel::config.tile_q),
+    static_assert(Body::kSharedBytes == wide_backward_shared_bytes(Kernel::config.head_dim, Kernel::config.tile_q,
+                                                                   element_bytes(Kernel::config.dtype)),
                   "the host and the kernel must agree");
     switch (step) {
         case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
         case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
-        case BackwardStep::dbias: return {DbiasOf<Kernel>::kThreads, DbiasOf<Kernel>::kSharedBytes};
+        case BackwardStep::dbias:
+            if constexpr (!Body::kFloat) return {DbiasOf<Kernel>::kThreads, DbiasOf<Kernel>::kSharedBytes};
+            [[fallthrough]];
         default: return {Body::kThreads, Body::kSharedBytes};
     }
 }

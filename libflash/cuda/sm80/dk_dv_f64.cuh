@@ -8,11 +8,11 @@
 namespace libflash::cuda::sm80 {
 
 template <int kHeadDim, int kTileQ, int kTileK>
-struct DoubleDkDv : DoubleGradients<kHeadDim, kTileQ, kTileK> {
-    using Base = DoubleGradients<kHeadDim, kTileQ, kTileK>;
+struct DoubleDkDv : DoubleGradients<kHeadDim, kTileQ, kTileK, true> {
+    using Base = DoubleGradients<kHeadDim, kTileQ, kTileK, true>;
     using Base::dout, Base::ds, Base::k_rows, Base::lane, Base::p, Base::params, Base::q, Base::q_rows, Base::seen, Base::thread,
         Base::warp, Base::work;
-    using Base::kThreads, Base::kWarps;
+    using Base::kThreads, Base::kWarps, Base::kWide;
     using Sums = DoubleBlocks<kTileK / 8, double_channel_blocks(kHeadDim)>;
 
     QueryTiles<kTileQ, kTileK> tiles;
@@ -35,19 +35,29 @@ struct DoubleDkDv : DoubleGradients<kHeadDim, kTileQ, kTileK> {
     }
 
     __device__ __forceinline__ void add_tile(const DoubleScore<BackwardParams>& score, int tile) {
-        __syncthreads();  // no warp reads the previous tile
-        this->load_queries(score.work.head, tile * kTileQ);
-        cp_async_wait<0>();
-        __syncthreads();
-        this->multiply();
-        __syncthreads();
+        if constexpr (kWide) {
+            this->multiply_in_turn(score.work.head, tile * kTileQ);
+        } else {
+            __syncthreads();  // no warp reads the previous tile
+            this->load_queries(score.work.head, tile * kTileQ);
+            cp_async_wait<0>();
+            __syncthreads();
+            this->multiply();
+            __syncthreads();
+        }
         this->differentiate(score, true, tile * kTileQ, tiles.first_col, [&](int row, int, int col) {
             const int2 rows = seen[col];
             return row >= rows.x && row < rows.y;
         });
         __syncthreads();
-        add_values<true, kTileQ, kWarps>(dv, p, dout, params.head_dim_v, warp, lane);
-        add_values<true, kTileQ, kWarps>(dk, ds, q, params.head_dim, warp, lane);
+        if constexpr (kWide) {
+            add_values<true, kTileQ, kWarps>(dk, ds, q, params.head_dim, warp, lane);
+            this->load_in_turn(1, score.work.head, tile * kTileQ);
+            add_values<true, kTileQ, kWarps>(dv, p, dout, params.head_dim_v, warp, lane);
+        } else {
+            add_values<true, kTileQ, kWarps>(dv, p, dout, params.head_dim_v, warp, lane);
+            add_values<true, kTileQ, kWarps>(dk, ds, q, params.head_dim, warp, lane);
+        }
     }
 
     __device__ __forceinline__ void run() {

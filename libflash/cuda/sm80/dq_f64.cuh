@@ -10,14 +10,14 @@
 namespace libflash::cuda::sm80 {
 
 template <int kHeadDim>
-struct DoubleDq
-    : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, sizeof(double)), query_rows_tile_k(kHeadDim, sizeof(double))> {
+struct DoubleDq : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, sizeof(double)),
+                                  query_rows_tile_k(kHeadDim, sizeof(double)), false> {
     static constexpr int kTileQ = query_rows_tile_q(kHeadDim, true, sizeof(double));
     static constexpr int kTileK = query_rows_tile_k(kHeadDim, sizeof(double));
-    using Base = DoubleGradients<kHeadDim, kTileQ, kTileK>;
+    using Base = DoubleGradients<kHeadDim, kTileQ, kTileK, false>;
     using Base::ds, Base::k, Base::k_rows, Base::lane, Base::params, Base::q_rows, Base::seen, Base::thread, Base::warp,
         Base::work;
-    using Base::kElements, Base::kLanes, Base::kThreads, Base::kWarps;
+    using Base::kElements, Base::kLanes, Base::kThreads, Base::kWarps, Base::kWide;
 
     KeyTiles<kTileQ, kTileK> tiles;
     int2 keys;  // that the row of this thread sees
@@ -53,17 +53,24 @@ struct DoubleDq
             __syncthreads();  // no warp reads the previous tiles
             if (!rows_loaded) this->load_queries(work.head, tiles.first_row);
             rows_loaded = true;
-            this->load_keys(key_head, tile * kTileK);
-            cp_async_wait<0>();
-            __syncthreads();
-            this->multiply();
-            __syncthreads();
+            if constexpr (kWide) {
+                this->multiply_in_turn(key_head, tile * kTileK);
+            } else {
+                this->load_keys(key_head, tile * kTileK);
+                cp_async_wait<0>();
+                __syncthreads();
+                this->multiply();
+                __syncthreads();
+            }
             this->differentiate(score, !makes_bias(), tiles.first_row, tile * kTileK,
                                 [&](int, int key, int) { return key >= keys.x && key < keys.y; });
             __syncthreads();
             if (!makes_bias()) {
                 add_values<false, kTileK, kWarps>(dq, ds, k, params.head_dim, warp, lane);
                 continue;
+            }
+            if constexpr (kWide) {
+                if (!this->has_elements()) continue;
             }
 #pragma unroll
             for (int i = 0; i < kElements; ++i) sums[i] += ds.at(thread / kLanes, thread % kLanes + i * kLanes);
@@ -96,7 +103,12 @@ struct DoubleDq
         const ScoreGradientParams& out = params.dbias;
         __syncthreads();  // no thread reads the last tile
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) ds.at(thread / kLanes, thread % kLanes + i * kLanes) = sums[i];
+        for (int i = 0; i < kElements; ++i) {
+            if constexpr (kWide) {
+                if (!this->has_elements()) break;
+            }
+            ds.at(thread / kLanes, thread % kLanes + i * kLanes) = sums[i];
+        }
         __syncthreads();
         write_bias_tile<kTileQ, kTileK, kThreads>(
             out, target, thread, [&](int row, int col) { return ds.at(row, col); },

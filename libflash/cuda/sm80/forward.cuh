@@ -1,7 +1,7 @@
 // FlashAttention-2 forward for sm_80 and later (Dao, arXiv 2307.08691): one thread block computes one tile of query rows of one
-// head. Each warp computes its own query rows against all keys; warps share only the tiles of K and V. (With 256 channels two
-// warps may share rows: row_pair.cuh.) Q stays in shared memory. All threads load with cp.async: V of a tile during its Q K^T, K
-// of the next tile during the softmax and P V. online_softmax.cuh describes the softmax.
+// head. Each warp computes its own query rows against all keys; warps share only the tiles of K and V. (With 256 channels or more
+// two warps may share rows: row_pair.cuh, channel_pair.cuh.) Q stays in shared memory. All threads load with cp.async: V of a
+// tile during its Q K^T, K of the next tile during the softmax and P V. online_softmax.cuh describes the softmax.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -17,6 +17,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/sm80/channel_pair.cuh"
 #include "cuda/sm80/forward_epilogue.cuh"
 #include "cuda/sm80/forward_instance.h"
 #include "cuda/sm80/forward_products.cuh"
@@ -30,25 +31,34 @@
 
 namespace libflash::cuda::sm80 {
 
+// Warps that share query rows and have keys of their own: with float32 each has all keys (channel_pair.cuh).
+template <class T>
+constexpr int key_sharers(int sharers) {
+    return std::is_same<T, float>::value ? 1 : sharers;
+}
+
 // kSharers: warps that share query rows. With two, each has half of the keys and half of the channels (row_pair.cuh).
 // kGeneral: supports softcap, ALiBi, bias, mask, dropout, scales that are not positive, rows of any alignment, and shards.
 // kLongSums: adds up more keys than accumulators can (attention/long_sums.h).
 // kStatistics: with statistics of the rows (forward_statistics.cuh).
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral, bool kLongSums,
           bool kStatistics = false>
-struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8, kStatistics> {
-    using Softmax = OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8, kStatistics>;
+struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_sharers<T>(kSharers) / 8, kHeadDim / kSharers / 8,
+                               kStatistics> {
+    static constexpr int kKeySharers = key_sharers<T>(kSharers), kRowSharers = kSharers;
+    using Softmax =
+        OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kKeySharers / 8, kHeadDim / kSharers / 8, kStatistics>;
     using Params = std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>;
     using Softmax::any_too_large, Softmax::clear, Softmax::rescale_large_sums, Softmax::sums_past_limit, Softmax::update_max;
     using Softmax::kept_maximum, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale;
     using Element = T;
     static constexpr int kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM * kSharers / kWarps / 16;  // 16-row slabs of a warp
-    static constexpr int kKeyBlocks = kBlockN / kSharers / 8;        // blocks of 8 keys in a warp's scores
+    static constexpr int kKeyBlocks = kBlockN / kKeySharers / 8;     // blocks of 8 keys in a warp's scores
     static constexpr int kChannelBlocks = kHeadDim / kSharers / 8;   // blocks of 8 channels in a warp's O
     static constexpr int kTileRows = kBlockM, kTileKeys = kBlockN, kChannels = kHeadDim;
     static constexpr bool kRare = kGeneral, kHasStatistics = kStatistics;
-    using Pair = RowPair<Forward>;
+    using Pair = std::conditional_t<std::is_same<T, float>::value, ChannelPair<Forward>, RowPair<Forward>>;
     using Products = ForwardProducts<Forward>;
     using Epilogue = ForwardEpilogue<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
@@ -68,7 +78,9 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         ScoreRules<T> rules;
         const T *q, *k, *v;
     };
-    static constexpr int kTileBytes = QTile::kBytes + 2 * KvTile::kBytes;
+    // Wide heads in float32: K and V take turns in one tile.
+    static constexpr int kVAt = QTile::kBytes + (kFloat && kSharers == 2 ? 0 : KvTile::kBytes);
+    static constexpr int kTileBytes = kVAt + KvTile::kBytes;
     using Shard = ShardTile<kBlockM>;
     static constexpr int kShardAt = kTileBytes + (sizeof(Common) + 15) / 16 * 16;
     static constexpr int kSharedBytes = kShardAt + (kGeneral ? static_cast<int>(sizeof(Shard) + 15) / 16 * 16 : 0);
@@ -87,14 +99,15 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     __device__ __forceinline__ Shard& shard() const { return *reinterpret_cast<Shard*>(shared + kShardAt); }
     // This warp's number among the warps that share rows, and the warp's first row in the tile.
     __device__ __forceinline__ int part() const { return warp % kSharers; }
+    __device__ __forceinline__ int key_part() const { return kKeySharers == 1 ? 0 : part(); }
     __device__ __forceinline__ int warp_row() const { return warp / kSharers * kSlabs * 16; }
     __device__ __forceinline__ uint32_t q_smem() const { return shared_address(shared); }
     __device__ __forceinline__ uint32_t k_smem() const { return shared_address(shared) + QTile::kBytes; }
-    __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + QTile::kBytes + KvTile::kBytes; }
+    __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + kVAt; }
     // Row in the sequence of accumulator element e of slab a of this lane. Its column is first_column() + 8 * block + e % 2.
     __device__ __forceinline__ int row_of(int a, int e) const {
         if constexpr (kFloat || (kGeneral && kLongSums && kSharers == 1))  // no register is free to keep the row of the lane
-            return common().tiles.first_row + (hide_from_compiler(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
+            return common().tiles.first_row + (hide_from_compiler(warp) / kSharers * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
         return common().tiles.first_row + (warp / kSharers * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
     }
     __device__ __forceinline__ int first_column(int tile) const {
@@ -103,7 +116,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         // spills.
         if constexpr (kFloat) return tile * kBlockN + hide_from_compiler(lane) % 4 * 2;
 #endif
-        return tile * kBlockN + part() * kKeyBlocks * 8 + lane % 4 * 2;
+        return tile * kBlockN + key_part() * kKeyBlocks * 8 + lane % 4 * 2;
     }
 
     // False: the thread block has no work. Otherwise ends with a barrier.
@@ -170,7 +183,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         cp_async_commit();
     }
     __device__ __forceinline__ void load_v(const Common& c, int tile) {
-        load<KvTile>(QTile::kBytes + KvTile::kBytes, c.v, params.v.row, tile * kBlockN, c.tiles.length_k, params.head_dim_v);
+        load<KvTile>(kVAt, c.v, params.v.row, tile * kBlockN, c.tiles.length_k, params.head_dim_v);
         cp_async_commit();
     }
     // Q and the first tile of K.
@@ -304,7 +317,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
 
     // Applies dropout to two adjacent 8-column blocks.
     __device__ __forceinline__ void drop(int block, int tile) {
-        const int first_col = tile * kBlockN + (part() * kKeyBlocks + block) * 8;
+        const int first_col = tile * kBlockN + (key_part() * kKeyBlocks + block) * 8;
         const auto row = [&](int i) { return row_of(i / 2, i % 2 * 2); };
         uint32_t keep;
         if (shard().all.has_positions) {
@@ -327,11 +340,11 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 row_sum[a][r] = quad_sum(row_sum[a][r]);
-                if constexpr (kSharers == 1)
+                if constexpr (kKeySharers == 1)
                     bad |= row_sum[a][r] == INFINITY ||
                            (fabsf(kept_maximum[a][r]) > kMaximumLimit && kept_maximum[a][r] != kNoScore);
             }
-        if constexpr (kSharers == 2) {
+        if constexpr (kKeySharers == 2) {
             Pair(*this).add_sums();
             Pair::for_rows([&](int a, int r) {
                 bad |= row_sum[a][r] == INFINITY || (fabsf(kept_maximum[a][r]) > kMaximumLimit && kept_maximum[a][r] != kNoScore);

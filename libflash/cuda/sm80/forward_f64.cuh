@@ -1,6 +1,7 @@
 // Forward in float64: products by m16n8k16 (sm_90), everything else in double, one instance with all options. A thread block
 // computes a tile of query rows, each warp 16 of them (forward_rows_f64.cuh). K of the next tile is loaded during the
-// probabilities and the product with V, V during the product with K.
+// probabilities and the product with V, V during the product with K. With more than 256 channels K and V take turns in one tile,
+// so that the kernel fits every GPU.
 #pragma once
 
 #include "cuda/attention/key_tiles.cuh"
@@ -29,9 +30,12 @@ struct DoubleForward {
     using Queries = DoubleTile<kTileQ, kHeadDim>;
     using Keys = DoubleTile<kTileK, kHeadDim>;
     static constexpr int kWarps = kTileQ / kRowsOfWarp * Rows::kSharers, kThreads = kWarps * 32;
-    static constexpr int kSlotsAt = Queries::kBytes + 2 * Keys::kBytes;
+    static constexpr bool kOneTile = kHeadDim > 256;  // for K, V, and the slots
+    static constexpr int kSlotsAt = Queries::kBytes + (kOneTile ? 0 : 2 * Keys::kBytes),
+                         kSlotBytes = kWarps * Rows::kSlotNumbers * 8;
+    static_assert(!kOneTile || (kTileQ == kRowsOfWarp && kSlotBytes <= Keys::kBytes), "all warps have the same rows");
     using Present = DoubleForwardTile<kTileQ, kTileK>;
-    static constexpr int kPresentAt = kSlotsAt + kWarps * Rows::kSlotNumbers * 8;
+    static constexpr int kPresentAt = kSlotsAt + (kOneTile ? Keys::kBytes : kSlotBytes);
     static constexpr int kSharedBytes = kPresentAt + (sizeof(Present) + 15) / 16 * 16;
     static_assert(2 * kTileQ <= kWarps * Rows::kSlotNumbers, "");
 
@@ -48,8 +52,8 @@ struct DoubleForward {
         : params(p), present(*reinterpret_cast<Present*>(shared + kPresentAt)) {
         q.data = reinterpret_cast<double*>(shared);
         k.data = q.data + Queries::kBytes / 8;
-        v.data = k.data + Keys::kBytes / 8;
-        slots = factors = v.data + Keys::kBytes / 8;
+        v.data = kOneTile ? k.data : k.data + Keys::kBytes / 8;
+        slots = factors = kOneTile ? k.data : v.data + Keys::kBytes / 8;
         shares = factors + kTileQ;
         thread = threadIdx.x;
     }
@@ -137,11 +141,46 @@ struct DoubleForward {
             });
     }
 
-    __device__ __forceinline__ void loop_over_keys() {
-        int cursor = present.tiles.list_count, tile = present.tiles.previous(present.tiles.end, cursor);
+    __device__ __forceinline__ void load_q() {
         q.template load_pairs_async<kThreads>(rows_of(params.q, present.work.batch, present.work.head, present.q_rows.start),
                                               params.q.row, present.tiles.first_row, present.q_rows.length, params.head_dim,
                                               thread);
+    }
+
+    // With one tile for K and V.
+    __device__ __forceinline__ void loop_in_turn() {
+        int cursor = present.tiles.list_count, tile = present.tiles.previous(present.tiles.end, cursor);
+        load_q();
+        load_k(tile);
+#pragma unroll 1
+        while (tile >= 0) {
+            cp_async_wait<0>();
+            __syncthreads();  // Q and K have arrived
+            typename Rows::Scores s;
+            uint32_t dropped = 0;
+            const bool used = rows.sees_any(tile * kTileK);  // the same in all warps
+            if (used) {
+                rows.multiply_qk(s, q, k, params.head_dim);
+                dropped = make_scores(s, tile);
+            }
+            __syncthreads();  // no warp reads K or the slots
+            load(v, params.v, params.head_dim_v, tile);
+            cp_async_commit();
+            cp_async_wait<0>();
+            __syncthreads();
+            if (used) {
+                rows.apply_softmax(s, dropped);
+                rows.multiply_pv(s, v, params.head_dim_v);
+            }
+            __syncthreads();  // no warp reads V
+            load_k(tile = present.tiles.previous(tile, cursor));
+        }
+        cp_async_wait<0>();
+    }
+
+    __device__ __forceinline__ void loop_over_keys() {
+        int cursor = present.tiles.list_count, tile = present.tiles.previous(present.tiles.end, cursor);
+        load_q();
         load_k(tile);
 #pragma unroll 1
         while (tile >= 0) {
@@ -203,7 +242,11 @@ struct DoubleForward {
 
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
-        loop_over_keys();
+        if constexpr (kOneTile) {
+            loop_in_turn();
+        } else {
+            loop_over_keys();
+        }
         __syncthreads();  // no warp reads Q, and none the slots of the last tile
         rows.stage(q);
         normalize();

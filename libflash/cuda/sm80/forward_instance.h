@@ -14,8 +14,9 @@ constexpr Instance kForwardInstances[] = {kPlainInstance, kGeneralInstance, {2, 
 constexpr bool is_wide_forward(const KernelConfig& config) { return config.head_dim > 256; }
 
 // Shared memory of wide heads: the tiles, P and two numbers of each row for each of two warps (row_pair.cuh), and what threads
-// share.
+// share. With float32 K and V take turns in one tile, and there is no P (channel_pair.cuh).
 constexpr int wide_forward_shared_bytes(const KernelConfig& config) {
+    if (config.dtype == KernelType::f32_) return (config.tile_q + config.tile_k) * config.head_dim * 4 + config.tile_q * 12 + 512;
     const int tiles = (config.tile_q + 2 * config.tile_k) * config.head_dim * element_bytes(config.dtype);
     return tiles + config.tile_q * config.tile_k * 2 + config.tile_q * 16 + config.tile_q * 8 + 256;
 }

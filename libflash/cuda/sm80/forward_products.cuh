@@ -14,7 +14,8 @@ struct ForwardProducts {
     using QTile = typename Body::QTile;
     using KvTile = typename Body::KvTile;
     static constexpr int kSlabs = Body::kSlabs, kKeyBlocks = Body::kKeyBlocks, kHeadDim = Body::kChannels;
-    static constexpr int kBlockN = Body::kTileKeys;
+    static constexpr int kBlockN = Body::kTileKeys, kSharers = Body::kRowSharers;
+    static constexpr int kOwnSteps = kHeadDim / 8 / kSharers;  // of 8 channels, with float32
     static constexpr bool kGeneral = Body::kRare;
 
     Body& body;
@@ -66,13 +67,20 @@ struct ForwardProducts {
         }
     }
 
-    // s = Q K^T for float32.
+    // s = Q K^T for float32; of two warps with the same rows the part that half of the channels give.
     __device__ __forceinline__ void multiply_qk_split() {
         const int me = hide_from_compiler(body.lane);
-        const auto q_rows = QTile::a_address(body.q_smem(), body.warp * kSlabs * 16, me);
-        const auto k_address = KvTile::b_address(body.k_smem(), me);
-        split_product<kSlabs == 1, kHeadDim / 8>(
-            body.s, body.params.head_dim,
+        auto q_rows = QTile::a_address(body.q_smem(), body.warp_row(), me);
+        auto k_address = KvTile::b_address(body.k_smem(), me);
+        int channels = body.params.head_dim;
+        if constexpr (kSharers == 2) {
+            const int steps = hide_from_compiler(body.part()) * kOwnSteps;
+            q_rows = QTile::template skip_columns<kOwnSteps>(q_rows, steps);
+            k_address = KvTile::template skip_columns<kOwnSteps>(k_address, steps);
+            channels -= steps * 8;
+        }
+        split_product<kSlabs == 1, kOwnSteps>(
+            body.s, channels,
             [&](int step, uint32_t (&f)[kSlabs][4]) {
 #pragma unroll
                 for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(f[a], q_rows.at(a * 16, step));
@@ -80,9 +88,16 @@ struct ForwardProducts {
             [&](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, k_address.at(pair * 16, step)); });
     }
 
-    // o += P V for float32, at most 32 keys at a time.
+    // o += P V for float32, for this warp's channels, at most 32 keys at a time.
     __device__ __forceinline__ void multiply_pv_split(int tile) {
-        const auto v_rows = KvTile::row_pair(body.v_smem(), hide_from_compiler(body.lane));
+        auto v_rows = KvTile::row_pair(body.v_smem(), hide_from_compiler(body.lane));
+        int channels = body.params.head_dim_v;
+        if constexpr (kSharers == 2) {
+            const int steps = hide_from_compiler(body.part()) * kOwnSteps;
+            v_rows.even = KvTile::template skip_columns<kOwnSteps>(v_rows.even, steps);
+            v_rows.odd = KvTile::template skip_columns<kOwnSteps>(v_rows.odd, steps);
+            channels -= steps * 8;
+        }
         constexpr int kSteps = kKeyBlocks < 4 ? kKeyBlocks : 4;
 #pragma unroll
         for (int first = 0; first < kKeyBlocks; first += kSteps) {
@@ -98,7 +113,7 @@ struct ForwardProducts {
             for (int n = 0; n < kSteps; ++n)
 #pragma unroll
                 for (int a = 0; a < kSlabs; ++a) p[n].split_columns(a, body.s[a][first + n]);
-            add_split_product<kSlabs == 1>(body.o, p, body.params.head_dim_v, [&](int step, int block, uint32_t (&f)[2]) {
+            add_split_product<kSlabs == 1>(body.o, p, channels, [&](int step, int block, uint32_t (&f)[2]) {
                 v_rows.load((first + step) * 8, block, f[0], f[1]);
             });
         }

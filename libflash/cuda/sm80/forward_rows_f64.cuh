@@ -1,6 +1,7 @@
 // What a warp of forward in float64 does with a tile of keys: 16 query rows, whose scores, probabilities and sums of values stay
-// in registers. With more than 128 channels two warps have the same rows: each multiplies every second block of 16 channels, they
-// add their scores through shared memory, and both make the probabilities, so that each has them for its channels of V.
+// in registers. With more than 128 channels two warps have the same rows, with more than 256 four: each multiplies every second
+// (fourth) block of 16 channels, they add their scores through shared memory, and all make the probabilities, so that each has
+// them for its channels of V.
 //
 // Lane 4 * g + t has rows g and g + 8, and of each block of 8 keys numbers 2t and 2t + 1. The keys of the second product may come
 // in any order, so key 2t + e is number t + 4e of its left operand, which the lane has too.
@@ -20,7 +21,7 @@ constexpr int kRowsOfWarp = 16;
 
 template <int kHeadDim, int kTileK>
 struct DoubleRows {
-    static constexpr int kSharers = kScoresHaveTwoParts<kHeadDim> ? 2 : 1;  // warps that have the same rows
+    static constexpr int kSharers = kScoreParts<kHeadDim>;  // warps that have the same rows
     static constexpr int kKeyBlocks = kTileK / 8;
     static constexpr int kSteps = kTileK < 16 ? 2 : 4;  // of four keys, of a product with V
     static constexpr int kChannelBlocks = kHeadDim / 8 / kSharers;
@@ -34,7 +35,7 @@ struct DoubleRows {
     double o[kChannelBlocks][4];
     int2 seen[2];  // keys of each row
     double maximum[2], sum[2];
-    double *slots, *slots_of_other;  // of this warp and of the one with the same rows
+    double *slots, *slots_of_other;  // of this warp and of the one with the same rows; of four the first one
     int local;                       // the first row in the tile
     int sharer;                      // which of the warps with these rows
     unsigned g, t;
@@ -43,7 +44,7 @@ struct DoubleRows {
         local = warp / kSharers * kRowsOfWarp;
         sharer = warp % kSharers;
         slots = slots_of_warps + warp * kSlotNumbers + lane;
-        slots_of_other = slots_of_warps + (warp ^ 1) * kSlotNumbers + lane;
+        slots_of_other = slots_of_warps + (kSharers == 4 ? warp / 4 * 4 : warp ^ 1) * kSlotNumbers + lane;
         g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n)
@@ -57,9 +58,9 @@ struct DoubleRows {
     // The first channel of a block of 8 of this warp.
     __device__ __forceinline__ int channel_of(int block) const { return (block / 2 * kSharers + sharer) * 16 + block % 2 * 8; }
 
-    // Until the other warp with these rows is here.
+    // Until the other warps with these rows are here.
     __device__ __forceinline__ void wait_for_sharer() const {
-        if (kSharers > 1) named_barrier_wait(1 + local / kRowsOfWarp, 64);
+        if (kSharers > 1) named_barrier_wait(1 + local / kRowsOfWarp, kSharers * 32);
     }
 
     // s = Q K^T, over all channels.
@@ -90,13 +91,22 @@ struct DoubleRows {
         }
         if (kSharers > 1) add_scores_of_sharer(s);
     }
-    // Both warps compute the same sums, bit for bit.
+    // All warps compute the same sums, bit for bit. With four the slots are in the tile of K.
     __device__ __forceinline__ void add_scores_of_sharer(Scores& s) const {
+        if (kSharers == 4) wait_for_sharer();  // it has read K
 #pragma unroll
         for (int i = 0; i < kElements; ++i) slots[i * 32] = s[i / 4][i % 4];
         wait_for_sharer();
+        if constexpr (kSharers == 4) {
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) s[i / 4][i % 4] += slots_of_other[i * 32];
+            for (int i = 0; i < kElements; ++i) {
+                const double* const parts = slots_of_other + i * 32;
+                s[i / 4][i % 4] = parts[0] + parts[kSlotNumbers] + parts[2 * kSlotNumbers] + parts[3 * kSlotNumbers];
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kElements; ++i) s[i / 4][i % 4] += slots_of_other[i * 32];
+        }
     }
 
     // Whether a row sees a key of the tile, and whether all rows see all keys; the same in all lanes.

@@ -22,7 +22,7 @@ struct ForwardWideOutput {
         ForwardEpilogue<Body> epilogue{body};
         epilogue.normalize([&](int a, int r, float inverse) { factor[a][r] = inverse; });
         const Rows rows{body.shared};
-        float (&weights)[kRows] = Body::Pair::words().largest[0];  // of the earlier result
+        auto& weights = Body::Pair::row_numbers();  // of the earlier result
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
@@ -36,7 +36,7 @@ struct ForwardWideOutput {
                         make_float2(body.o[a][n][2 * r], body.o[a][n][2 * r + 1]);
             }
         __syncthreads();
-        if (body.params.wide_out) {
+        if (Body::kFloat || body.params.wide_out) {
             store_rows<float>(rows, weights);
         } else {
             store_rows<T>(rows, weights);

@@ -1,6 +1,9 @@
 // The base of the float64 kernels of backward: P and dS of a tile of queries and a tile of keys, in shared memory. Two warps
 // compute Q K^T and two dO V^T; then all threads process the elements, several threads for a query row.
 //
+// With more than 256 channels the two tensors of the side that a thread block loops over take turns in one tile, so that the
+// kernels fit every GPU; four warps compute each product, and each has a part of the channels.
+//
 //   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)
 #pragma once
 
@@ -14,18 +17,21 @@
 
 namespace libflash::cuda::sm80 {
 
-template <int kHeadDim, int kTileQ, int kTileK>
+// kOfKeys: of a tile of keys, with loops over queries.
+template <int kHeadDim, int kTileQ, int kTileK, bool kOfKeys>
 struct DoubleGradients {
+    static constexpr bool kWide = kHeadDim > 256;
     static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
-    static constexpr int kLanes = kThreads / kTileQ;   // that share a query row of scores
-    static constexpr int kElements = kTileK / kLanes;  // of a thread
+    static constexpr int kLanes = kWide ? kTileK : kThreads / kTileQ;  // that share a query row of scores
+    static constexpr int kElements = kTileK / kLanes;                  // of a thread
     using Queries = DoubleTile<kTileQ, kHeadDim>;
     using Keys = DoubleTile<kTileK, kHeadDim>;
     using Scores = DoubleTile<kTileQ, kTileK>;
-    static constexpr int kSeenAt = 2 * (Queries::kBytes + Keys::kBytes + Scores::kBytes);
-    static constexpr int kSharedBytes = kSeenAt + (kTileQ > kTileK ? kTileQ : kTileK) * 8;
+    static constexpr int kPartsAt = 2 * (Queries::kBytes + Keys::kBytes + Scores::kBytes) - (kWide ? Keys::kBytes : 0);
+    static constexpr int kSeenAt = kPartsAt + (kWide ? (kWarps - 1) * Scores::kBytes : 0);
+    static constexpr int kSharedBytes = kSeenAt + (kWide ? kThreads / kLanes : kTileQ > kTileK ? kTileQ : kTileK) * 8;
     static constexpr int kRowHalves = kTileK < 16 ? 2 : 1;  // the two warps of a product share its rows, else its columns
-    static_assert(kLanes <= 32 && kElements > 0 && kTileQ / kRowHalves >= 8, "");
+    static_assert(kWide ? kTileQ == 8 && kTileK == 8 : kLanes <= 32 && kElements > 0 && kTileQ / kRowHalves >= 8, "");
 
     const BackwardParams& params;
     Queries q, dout;
@@ -38,10 +44,11 @@ struct DoubleGradients {
     SequenceRows q_rows, k_rows;
 
     __device__ __forceinline__ DoubleGradients(const BackwardParams& given, char* shared) : params(given) {
+        constexpr bool kQueriesInTurn = kWide && kOfKeys, kKeysInTurn = kWide && !kOfKeys;
         q.data = reinterpret_cast<double*>(shared);
-        dout.data = q.data + Queries::kBytes / 8;
+        dout.data = kQueriesInTurn ? q.data : q.data + Queries::kBytes / 8;
         k.data = dout.data + Queries::kBytes / 8;
-        v.data = k.data + Keys::kBytes / 8;
+        v.data = kKeysInTurn ? k.data : k.data + Keys::kBytes / 8;
         p.data = v.data + Keys::kBytes / 8;
         ds.data = p.data + Scores::kBytes / 8;
         seen = reinterpret_cast<int2*>(shared + kSeenAt);
@@ -49,6 +56,9 @@ struct DoubleGradients {
         warp = thread / 32;
         lane = thread % 32;
     }
+
+    // Whether this thread has elements of scores. With kWide half of the threads have none.
+    __device__ __forceinline__ bool has_elements() const { return thread < kTileQ * kLanes; }
 
     __device__ __forceinline__ void begin(const TileCoordinates& next) {
         work = next;
@@ -68,6 +78,18 @@ struct DoubleGradients {
     __device__ __forceinline__ void load_keys(int head, int first) const {
         load(k.data, v.data, params.k, params.v, k_rows, head, first, Keys{});
     }
+    // Tensor 0 or 1 of the side that takes turns. Ends with a barrier; begins with one, after which no warp reads the other.
+    __device__ __forceinline__ void load_in_turn(int tensor, int head, int first) const {
+        __syncthreads();
+        const RowsParams& rows = kOfKeys ? (tensor == 0 ? params.q : params.dout) : (tensor == 0 ? params.k : params.v);
+        const SequenceRows& sequence = kOfKeys ? q_rows : k_rows;
+        const Queries tile{kOfKeys ? q.data : k.data};
+        tile.template load_pairs_async<kThreads>(rows_of(rows, work.batch, head, sequence.start), rows.row, first,
+                                                 sequence.length, tensor == 0 ? params.head_dim : params.head_dim_v, thread);
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads();
+    }
     // A tile of two tensors of one side.
     template <class Tile>
     __device__ __forceinline__ void load(double* to, double* to_other, const RowsParams& from, const RowsParams& from_other,
@@ -80,6 +102,35 @@ struct DoubleGradients {
                                                      sequence.length, i == 0 ? params.head_dim : params.head_dim_v, thread);
         }
         cp_async_commit();
+    }
+
+    // The part of the scores that a warp has, on its way to `sum`, where that of the first one is.
+    __device__ __forceinline__ Scores part_of(int of_warp, const Scores& sum) const {
+        return {of_warp == 0 ? sum.data : ds.data + of_warp * (Scores::kBytes / 8)};
+    }
+    // ds = dO V^T, then p = Q K^T, each element in the thread that differentiates it; Q or K stays. `first`: row of the tile.
+    __device__ __forceinline__ void multiply_in_turn(int head, int first) const {
+        const unsigned at = hide_from_compiler(lane), g = at / 4, t = at % 4;
+#pragma unroll 1
+        for (int tensor = 1; tensor >= 0; --tensor) {
+            load_in_turn(tensor, head, first);
+            const Queries a{tensor == 0 ? q.data : dout.data};
+            const Keys b{tensor == 0 ? k.data : v.data};
+            const Scores to{tensor == 0 ? p.data : ds.data};
+            const int terms = tensor == 0 ? params.head_dim : params.head_dim_v;
+            DoubleBlocks<1, 1> c;
+            clear(c);
+#pragma unroll 1
+            for (int term = warp * kTermStep; term < terms; term += kWarps * kTermStep) add_terms(c, a, 0, b, 0, term, g, t);
+            const Scores mine = part_of(warp, to);
+            mine.at(g, 2 * t) = c[0][0][0];
+            mine.at(g, 2 * t + 1) = c[0][0][1];
+            __syncthreads();
+            if (!has_elements()) continue;
+            double& sum = to.at(thread / kLanes, thread % kLanes);
+#pragma unroll
+            for (int i = 1; i < kWarps; ++i) sum += part_of(i, to).at(thread / kLanes, thread % kLanes);
+        }
     }
 
     // p = Q K^T and ds = dO V^T.
@@ -121,6 +172,9 @@ struct DoubleGradients {
     template <class Sees>
     __device__ __forceinline__ void differentiate(const DoubleScore<BackwardParams>& score, bool through_cap, int first_row,
                                                   int first_key, const Sees& sees) const {
+        if constexpr (kWide) {
+            if (!has_elements()) return;
+        }
         const int local = thread / kLanes, row = first_row + local, head = score.work.head;
         const bool exists = row < q_rows.length;
         const DoubleStatistics of_row = exists ? statistics_of(head, row) : DoubleStatistics{INFINITY, 0.0};

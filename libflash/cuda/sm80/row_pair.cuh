@@ -50,6 +50,9 @@ struct RowPair {
         __shared__ Words shared;
         return shared;
     }
+    // A number of each row, for use after the last tile.
+    using RowNumbers = float[kRows];
+    __device__ static __forceinline__ RowNumbers& row_numbers() { return words().largest[0]; }
     __device__ __forceinline__ uint32_t p_smem() const {
         __shared__ __align__(128) char shared[kPBytes];
         return shared_address(shared) + body.warp / 2 * PTile::kBytes;

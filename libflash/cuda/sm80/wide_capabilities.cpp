@@ -18,8 +18,9 @@ bool adds_up(const char* argument, const char* what, int64_t terms, int64_t most
 
 bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
     if (!supports_shard_options(problem, why)) return false;
+    if (element_bytes(config.dtype) > 2) return true;  // each sum of a few products is added with rounding
     // Tensor cores add up 16 terms and truncate. Here a tile of the other side is added at a time, with half of that error.
-    const int64_t most = most_keys_of_accumulators(config) * 2 * wide_columns(config.tile_q) / 16;
+    const int64_t most = most_keys_of_accumulators(config) * 2 * wide_columns(config.tile_q, element_bytes(config.dtype)) / 16;
     const int64_t rows = longest_gradient_sum(problem, config.tile_k) * problem.group_size();
     return adds_up("k", "keys", longest_sum(problem, config.tile_q), most, why) &&
            adds_up("q", "rows of the heads that share a key head", rows, most, why);

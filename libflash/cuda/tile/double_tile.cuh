@@ -127,17 +127,19 @@ __device__ __forceinline__ void add_terms(DoubleBlocks<kRowBlocks, kColBlocks>& 
     }
 }
 
-// Whether two warps of forward share the channels of a score. The other kernels add in the same order as forward: where a score
-// is large, exp(score - LSE) is more accurate if score and LSE have the same rounding errors.
+// The number of warps of forward that share the channels of a score; each has every second (fourth) block of 16 channels. The
+// other kernels add in the same order as forward: where a score is large, exp(score - LSE) is more accurate if score and LSE have
+// the same rounding errors.
 template <int kHeadDim>
-constexpr bool kScoresHaveTwoParts = kHeadDim > 128;
+constexpr int kScoreParts = kHeadDim > 256 ? 4 : (kHeadDim > 128 ? 2 : 1);
 
 // c += A B^T over `terms` columns.
 template <int kRowBlocks, int kColBlocks, class A, class B>
 __device__ __forceinline__ void add_scores(DoubleBlocks<kRowBlocks, kColBlocks>& c, const A& a, int row, const B& b, int col,
                                            int terms, int lane) {
+    static_assert(kScoreParts<A::kColumns> <= 2, "");
     const unsigned at = hide_from_compiler(lane), g = at / 4, t = at % 4;
-    if constexpr (kScoresHaveTwoParts<A::kColumns>) {
+    if constexpr (kScoreParts<A::kColumns> == 2) {
         DoubleBlocks<kRowBlocks, kColBlocks> other;
         clear(other);
 #pragma unroll 1
