@@ -27,9 +27,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dropout": {"causal": True, "dropout_p": 0.25, "seed": 5, "sink": True, "dlse": True},
     "full": {"dropout_p": 0.5, "seed": 2**40},
 }
-TYPES = {64: ("bf16", "fp16", "fp32"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32"), 512: ("bf16", "fp16", "fp32")}
 # head_dim, type, options, order, deterministic. Tokens: chunks of 41 with zigzag, so that positions have any remainder mod 4.
-TYPES = {64: ("bf16", "fp16", "fp32", "fp64"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32", "fp64")}
+TYPES = {
+    64: ("bf16", "fp16", "fp32", "fp64"),
+    128: ("bf16", "fp16", "fp32"),
+    256: ("bf16", "fp32", "fp64"),
+    512: ("bf16", "fp16", "fp32", "fp64"),
+}
 CASES = [
     (dim, dtype, name, order, dim == 128)
     for dim, dtypes in TYPES.items()
@@ -163,3 +167,24 @@ def test_parts_are_left_to_sm80() -> None:
     libflash.attention(q, q, q, alibi_slopes=slopes, row_begin=64, column_begin=0)
     with pytest.raises(libflash.UnsupportedError, match="alibi_slopes"):
         libflash.attention(q, q, q, alibi_slopes=slopes, row_positions=members, column_begin=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dim", [64, 128, 256, 512])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_block_masks_with_positions(dtype: str, dim: int, device: str) -> None:
+    """Row 0 is at position 100, so rows see keys that the causal rule without positions would hide."""
+    torch.manual_seed(dim)
+    q, k, v, dout = (torch.randn(1, n, 2, dim).to(getattr(torch, dtype)) for n in (384, 256, 256, 384))
+    blocks = torch.tensor([[True, False], [False, True], [True, True]]).view(1, 1, 3, 2)
+    sees = torch.arange(256) <= torch.arange(384)[:, None] + 100
+    visible = blocks.repeat_interleave(128, 2).repeat_interleave(128, 3) & sees
+    wanted = [*libflash.attention(q, k, v, mask=visible, return_lse=True)]
+    wanted += libflash.attention_backward(dout, q, k, v, *wanted, mask=visible)
+    q, k, v, dout = (x.to(device) for x in (q, k, v, dout))
+    options = {"causal": True, "row_begin": 100, "column_begin": 0, "block_mask": blocks.to(device)}
+    got = [*libflash.attention(q, k, v, return_lse=True, **options)]
+    got += libflash.attention_backward(dout, q, k, v, *got, **options)
+    bound = {"bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-12}[dtype]
+    for x, exact in zip(got, wanted, strict=True):
+        assert (x.cpu().double() - exact.double()).abs().max() <= bound * exact.double().abs().max()

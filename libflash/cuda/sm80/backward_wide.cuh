@@ -326,6 +326,7 @@ struct WideBackward {
                     common().query_tiles.set_ranges(params, shard().seen[0], shard().seen[last]);
                 } else {
                     common().key_tiles.set_ranges(shard().seen[0], shard().seen[last]);
+                    common().key_tiles.set_blocks(params.block_rows, common().work);
                 }
             }
             __syncthreads();
