@@ -104,7 +104,7 @@ def test_handlers_of_tangents_check_what_they_get() -> None:
         (r"tangents\.q: shape", forward, (*primal, jnp.zeros((1, 2, 1, 1))), bits("tq")),
         (r"tangents\.v: shape", backward, (*gradient, jnp.zeros((1, 1, 1, 2))), bits("tv")),
         (r"tangents\.bias: needs bias", forward, (*primal, x), bits("tbias")),
-        ("dlse: is for backward", forward, (*primal, lse), bits("dlse")),
+        ("dlse: needs delta", forward, (*primal, lse), bits("dlse")),
         (r"tangents\.dout: needs delta", forward, (*primal, x), bits("tdout")),
         (r"lse: shape", forward, (x, x, x, x, jnp.zeros((1, 1, 2))), {}),
     ]
