@@ -53,12 +53,8 @@ struct Problem {
     }
     void run() {
         const DecodeProblem p = problem();
-        Kernel kernel;
-        kernel.config = DecodeKernel::config;
-        kernel.resources = resources_of_decode<DecodeKernel>;
-        kernel.decode = launch_decode<DecodeKernel>;
-        DeviceProperties device;
-        device.arch = 90, device.multiprocessors = 64, device.shared_memory_bytes = 227 << 10;
+        const cuda::Kernel kernel = decode_kernel<DecodeKernel>();
+        const DeviceProperties device = hopper(64);
         std::memset(emulation::shared_memory, 0xff, sizeof emulation::shared_memory);  // NaN
         cuda::decode(kernel, p, sm80::plan_decode(kernel, p, device, {}), nullptr, nullptr);
     }

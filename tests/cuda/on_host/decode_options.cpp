@@ -292,12 +292,8 @@ cuda::DecodePlan decode_on_host(const DecodeProblem& problem) {
     std::string why;
     if (!sm80::supports_decode(DecodeKernel::config, problem, &why))
         std::printf("WRONG refused: %s\n", why.c_str()), std::exit(1);
-    Kernel kernel;
-    kernel.config = DecodeKernel::config;
-    kernel.resources = resources_of_decode<DecodeKernel>;
-    kernel.decode = launch_decode<DecodeKernel>;
-    DeviceProperties device;
-    device.arch = 90, device.multiprocessors = 64, device.shared_memory_bytes = 227 << 10;
+    const cuda::Kernel kernel = decode_kernel<DecodeKernel>();
+    const DeviceProperties device = hopper(64);
     const cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, {});
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);

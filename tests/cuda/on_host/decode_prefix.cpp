@@ -158,12 +158,8 @@ Result run(const Case& c, bool hint) {
     generator.seed(5);
     Problem p(c);
     const DecodeProblem problem = p.problem(hint);
-    Kernel kernel;
-    kernel.config = DecodeKernel::config;
-    kernel.resources = resources_of_decode<DecodeKernel>;
-    kernel.decode = launch_decode<DecodeKernel>;
-    DeviceProperties device;
-    device.arch = 90, device.multiprocessors = c.multiprocessors, device.shared_memory_bytes = 227 << 10;
+    const cuda::Kernel kernel = decode_kernel<DecodeKernel>();
+    const DeviceProperties device = hopper(c.multiprocessors);
     cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, {});
     take_prefix_kernel(plan, problem, device);
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN

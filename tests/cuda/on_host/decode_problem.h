@@ -36,3 +36,20 @@ TensorView view(const void* data, DType dtype, std::initializer_list<int64_t> sh
     for (int i = v.ndim; i-- > 0; stride *= v.shape[i]) v.stride[i] = stride;
     return v;
 }
+
+// The kernel of sm80 or sm90 with that configuration (decode_instances.h), as the registry would have it.
+template <class Compiled>
+cuda::Kernel decode_kernel() {
+    cuda::Kernel kernel;
+    kernel.config = Compiled::config;
+    kernel.resources = resources_of_decode<Compiled>;
+    kernel.decode = launch_decode<Compiled>;
+    return kernel;
+}
+
+// A GPU of compute capability 9.0.
+DeviceProperties hopper(int multiprocessors) {
+    DeviceProperties device;
+    device.arch = 90, device.multiprocessors = multiprocessors, device.shared_memory_bytes = 227 << 10;
+    return device;
+}

@@ -289,12 +289,8 @@ int main(int, char** argv) {
     for (int i = 0; i < 13; ++i) fields[i] = std::atoi(argv[i + 1]);
     Problem p(c);
     const DecodeProblem problem = p.problem();
-    Kernel kernel;
-    kernel.config = DecodeKernel::config;
-    kernel.resources = resources_of_decode<DecodeKernel>;
-    kernel.decode = launch_decode<DecodeKernel>;
-    DeviceProperties device;
-    device.arch = 90, device.multiprocessors = 64, device.shared_memory_bytes = 227 << 10;
+    const cuda::Kernel kernel = decode_kernel<DecodeKernel>();
+    const DeviceProperties device = hopper(64);
     const cuda::DecodePlan plan = folder::plan_decode(kernel, problem, device, prefill_of(c, problem, device));
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);

@@ -215,12 +215,8 @@ struct Problem {
 bool check(const Case& c) {
     Problem p(c);
     const DecodeProblem problem = p.problem();
-    cuda::Kernel kernel;
-    kernel.config = DecodeKernel::config;
-    kernel.resources = resources_of_decode<DecodeKernel>;
-    kernel.decode = launch_decode<DecodeKernel>;
-    DeviceProperties device;
-    device.arch = 90, device.multiprocessors = 8, device.shared_memory_bytes = 227 << 10;
+    const cuda::Kernel kernel = decode_kernel<DecodeKernel>();
+    const DeviceProperties device = hopper(8);
     const cuda::DecodePlan plan = sm90::plan_decode(kernel, problem, device, {});
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
