@@ -14,10 +14,10 @@ struct LargestProbability {
 
     __device__ __forceinline__ void clear_largest() { largest[0] = largest[1] = 0; }
 
-    // of_three (a constant): uses the instruction for the largest of three integers, with which the compiler needs more
-    // registers.
-    __device__ __forceinline__ void see_pair(int r, float p0, float p1, bool of_three) {
-        if (of_three) {
+    // kOfThree: by the instruction for the largest of three integers, with which the compiler needs more registers.
+    template <bool kOfThree>
+    __device__ __forceinline__ void see_pair(int r, float p0, float p1) {
+        if constexpr (kOfThree) {
             largest[r] = __vimax3_s32(largest[r], __float_as_int(p0), __float_as_int(p1));
         } else {
             largest[r] = __float_as_int(fmaxf(__int_as_float(largest[r]), fmaxf(p0, p1)));

@@ -25,13 +25,16 @@ enum class RowStatisticsKind { none, maxima, entropy, either };
 template <bool kEntropy, bool kLongSums>
 struct StatisticsOfRows : LargestProbability, std::conditional_t<kEntropy, EntropySums<1, kLongSums>, NoRowStatistics> {};
 
-// kKind: the statistics of rows (attention/row_statistics.cuh). kShortOfRegisters: for an instance that would spill otherwise.
+// kKind: the statistics of rows (attention/row_statistics.cuh). kShortOfRegisters: for an instance that would spill, or whose
+// wgmma instructions the compiler would serialize.
 template <int kBlockN, RowStatisticsKind kKind = RowStatisticsKind::none, bool kLongSums = false, bool kShortOfRegisters = false>
 struct OnlineSoftmax : std::conditional_t<kKind == RowStatisticsKind::none, NoRowStatistics,
                                           StatisticsOfRows<(kKind > RowStatisticsKind::maxima), kLongSums>> {
     static constexpr int kScores = kBlockN / 2;
     static constexpr bool kMaxima = kKind != RowStatisticsKind::none, kEntropy = kKind > RowStatisticsKind::maxima,
                           kAlwaysWeighs = kKind == RowStatisticsKind::entropy;
+    // Whether probabilities are compared as three integers, in fewer instructions and with more registers.
+    static constexpr bool kOfThree = !kEntropy && !kShortOfRegisters;
     float kept_maximum[2];  // subtracted from the scores, in base-2 units; kNoScore: no score yet
     float sum[2];           // of this lane's elements
     bool needs_maximum;     // a row of this warp has no score yet: take the maximum of the next tile
@@ -117,17 +120,10 @@ private:
             s[i] = exp2_approx(fmaf(s[i], scale, -kept_maximum[r]));
             part[r][i % 2] += s[i];
             if constexpr (kMaxima)
-                if (i % 2 == 1) see_pair_before(s, i);
+                if (i % 2 == 1) this->template see_pair<kOfThree>(r, s[i - 1], s[i]);
         }
         sum[0] += part[0][0] + part[0][1];
         sum[1] += part[1][0] + part[1][1];
-    }
-
-    // Compares probabilities i - 1 and i: as integers where there are registers for it, as floats with the sums of the entropy.
-    // With kShortOfRegisters, floats for the last pair of each row save enough registers.
-    __device__ __forceinline__ void see_pair_before(const float (&p)[kScores], int i) {
-        const bool of_three = !kEntropy && !(kShortOfRegisters && i >= kScores - 4);
-        this->see_pair(i / 2 % 2, p[i - 1], p[i], of_three);
     }
 
     // As exponentiate(), with the sums for the entropy.
@@ -142,7 +138,7 @@ private:
             s[i] = exp2_approx(exponent);
             part[r][i % 2] += s[i];
             weighted_part[r][i % 2] = fmaf(s[i], exponent, weighted_part[r][i % 2]);
-            if (i % 2 == 1) see_pair_before(s, i);
+            if (i % 2 == 1) this->template see_pair<kOfThree>(r, s[i - 1], s[i]);
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
