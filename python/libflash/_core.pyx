@@ -34,6 +34,7 @@ from libflash._dlpack cimport *
 
 
 cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object x, int *overflow) except? -1
     void PyErr_SetString(object kind, const char *message)
 
 
@@ -301,8 +302,10 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
                 status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
             end_interrupt(&tq, small)
         check(status)
-        for array in (out, lse, max_logit, entropy):
-            count_write(array)
+        count_write(out)
+        count_write(lse)
+        count_write(max_logit)
+        count_write(entropy)
     finally:
         finish(&call)
     if source.kind == KIND_JAX:

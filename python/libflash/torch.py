@@ -109,8 +109,9 @@ def attention_with_pytorch(
         numbers["dropout_p"] = dropout_p
         add_random_state(q, seed, offset, numbers, tensors)
 
-    statistics = {name: x for name, x in (("max_logit", max_logit), ("entropy", entropy)) if x is not None}
-    if statistics:
+    statistics: dict[str, Tensor] = {}
+    if max_logit is not None or entropy is not None:
+        statistics = {name: x for name, x in (("max_logit", max_logit), ("entropy", entropy)) if x is not None}
         check_statistics(statistics, (q, k, v, out, lse, *tensors.values()))
     if out is not None or lse is not None:
         return attention_into(q, k, v, out, lse, return_lse, numbers, tensors, statistics)
@@ -121,10 +122,11 @@ def attention_with_pytorch(
     elif torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient(tensors.values())
     ):
-        result = record(functools.partial(run_attention, **statistics), q, k, v, numbers | tensors)
+        run = functools.partial(run_attention, **statistics) if statistics else run_attention
+        result = record(run, q, k, v, numbers | tensors)
     else:
-        run = kernels.attention if return_lse else kernels.attention_alone
-        result = _core.call_as_operator(run, (q, k, v), numbers | tensors | statistics)
+        kernel = kernels.attention if return_lse else kernels.attention_alone
+        result = _core.call_as_operator(kernel, (q, k, v), numbers | tensors | statistics)
     return result if return_lse else result[0]
 
 
