@@ -73,7 +73,7 @@ struct Decode {
     static_assert(!kFewRows || kConvertsInRegisters);
     using Products = std::conditional_t<kFewRows, DecodeFewRows<T, kHeadDim>, DecodeProducts<T, kHeadDim, kValueDim, kParts>>;
     static constexpr bool kHasFewRows = kFewRows;
-    static constexpr int kLaneRows = kFewRows ? 1 : 2, kElements = 2 * kLaneRows;  // in use in s[n]: two columns per row
+    static constexpr int kLaneRows = kFewRows ? 1 : 2, kElements = 2 * kLaneRows;  // kElements: in use in s[n]
     static constexpr int kQueryRows = kFewRows ? cuda::kFewRows : kDecodeSlab;     // of a key head in shared memory
     static constexpr int kChannels = kHeadDim, kValueChannels = kValueDim, kHeadsOfBlock = kHeads;
     // Accumulator blocks of a warp's O: 8 channels and 16 rows each or, with few rows, 16 channels and 8 rows.
@@ -145,7 +145,7 @@ struct Decode {
 
     const DecodeParams& params;
     char* shared;
-    int lane, warp;  // warp: its number; kParts warps with the same rows and keys have the same number
+    int lane, warp;  // the kParts warps with the same rows and keys have the same number `warp`
     std::conditional_t<kRagged, const RaggedWorkTile&, WorkTile> work_tile;
     Products products;
     float s[2][4], o[kBlocks][4];

@@ -60,7 +60,7 @@ struct ForwardTangentRows {
         Dots dots = {0.0f, 0.0f};
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n) {
-            if (n % 4 == 0 && n > 0) __syncwarp();  // keeps the compiler from loading more at once than it has registers
+            if (n % 4 == 0 && n > 0) __syncwarp();  // keeps the compiler from loading more at once than registers allow
             const float2 o = out.at(n);
             float &x = body.tout[a][n][2 * r], &y = body.tout[a][n][2 * r + 1];
             x = counts ? fmaf(-below, o.x, x * factor) : 0.0f;
