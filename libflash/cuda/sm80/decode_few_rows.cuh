@@ -32,8 +32,8 @@ struct DecodeFewRows {
     static constexpr int kSteps = kHeadDim / 16, kTiles = kHeadDim / 16;
     static constexpr bool kMayBeHalf = std::is_same_v<T, __nv_bfloat16> && kHasHalfProducts;
     // The factor of weights (P times the scale of the value divided by the base). A weight is at most a little more than 2^9 or,
-    // with a scale near the largest float, 2^10; `half` can represent 2^5 times as much. With the factor, weights of 2^-19 or more
-    // do not become subnormal.
+    // with a scale near the largest float, 2^10; `half` can represent 2^5 times as much. With the factor, weights of at least
+    // 2^-19 do not become subnormal.
     static constexpr float kWeightScale = kMayBeHalf ? 32.0f : 1.0f;
     // GPUs from sm_90 on add up the 16 products of an instruction at once, so the order of the channels in a step does not
     // matter, and the four codes of a lane can be neighbours. Older GPUs add up 8 products at a time.
