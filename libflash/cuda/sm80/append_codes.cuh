@@ -1,7 +1,7 @@
-// The append kernel of decode over a cache of 8-bit codes, with scales, or with k_rope_cache: a warp writes one head of a new
-// key, of a new value, or of the last channels of a new key. Keys and values are written after the rotary embedding and the
-// rounding to the type of the queries, as codes or divided by their scale; scales that belong to rows are computed and written.
-// The queries are rotated by the kernel of append.cuh.
+// The append kernel of decode for caches of 8-bit codes, with scales, or with k_rope_cache: a warp writes one head of a new key,
+// of a new value, or of the last channels of a new key (k_rope_cache). The rotary embedding and rounding to the type of the
+// queries come first; then keys and values are written as codes or divided by their scale. Scales that belong to rows are
+// computed and written. The kernel of append.cuh rotates the queries.
 #pragma once
 
 #include "cuda/attention/appended_key.cuh"
@@ -13,7 +13,8 @@
 
 namespace libflash::cuda::sm80 {
 
-// `part`: 0 the key, 1 the value, 2 the last channels of the key. The values of a view of the keys have been written with them.
+// `part`: 0 the key, 1 the value, 2 the last channels of the key. Values that are a view of the keys have no data of their own
+// here: they are written with the keys.
 template <class T>
 __device__ __forceinline__ void append_part(const DecodeParams& params, const AppendedKey& row, int head, int part, int lane) {
     const CacheParams& cache = params.cache;
@@ -42,7 +43,7 @@ __device__ __forceinline__ void append_part(const DecodeParams& params, const Ap
                      cached_address<T>(to.data, offset, params.code), lane);
 }
 
-// `items`: heads of new rows.
+// `items`: new rows times key heads. `parts`: parts of an item.
 template <class Kernel, class T>
 __global__ void __launch_bounds__(kAppendThreads)
     append_codes_kernel(const __grid_constant__ DecodeParams params, uint32_t items, uint32_t parts) {

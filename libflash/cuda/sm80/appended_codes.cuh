@@ -1,7 +1,7 @@
 // Append and rotary embedding inside the decode kernel over a cache of 8-bit codes, for one new row per sequence: as
 // appended_row.cuh, and the new key and value are divided by their scale, rounded and saturated (attention/quantize.cuh). Scales
-// that belong to rows are computed and written. Registers are short, so the inputs are copied to shared memory, before the first
-// tile of keys is.
+// that belong to rows are computed and written. Registers are scarce, so the inputs are copied to shared memory, before the first
+// tile of keys.
 #pragma once
 
 #include "cuda/attention/append.cuh"
@@ -28,7 +28,7 @@ struct AppendedCodes {
 
     static __device__ __forceinline__ int slot() { return threadIdx.x % kSlots; }
     static __device__ __forceinline__ int head() { return threadIdx.x / kSlots; }  // relative to the first key head
-    // part: 0 the key, 1 the value; or the cosines, the sines.
+    // part: 0 for the key and the cosines, 1 for the value and the sines.
     __device__ __forceinline__ T* row(int head, int part) const {
         return reinterpret_cast<T*>(memory + (2 * head + part) * kRowBytes);
     }
@@ -43,7 +43,7 @@ struct AppendedCodes {
         return reinterpret_cast<int32_t*>(memory + kNumbers) + 2 * kHeads + 2 * kWarps;
     }
 
-    // Copies an even number of bytes by a warp, without reading past them.
+    // Copies an even number of bytes, without reading past them. All lanes of a warp call it.
     static __device__ __forceinline__ void copy(char* to, const void* from, int bytes) {
         const char* const bytes_of = static_cast<const char*>(from);
         const int lane = threadIdx.x % 32, whole = reinterpret_cast<uintptr_t>(from) % 16 == 0 ? bytes / 16 : 0;
@@ -53,15 +53,15 @@ struct AppendedCodes {
             reinterpret_cast<uint16_t*>(to)[i] = reinterpret_cast<const uint16_t*>(bytes_of)[i];
     }
 
-    // Starts the copies, in a cp.async group of their own. `position`: of the queries and the new key. `in_range`: there is a new
-    // key and it is in this thread block's split. Each warp copies other rows.
+    // Starts the copies, in a separate cp.async group; the warps copy different rows. `position`: of the queries and of the new
+    // key. `in_range`: there is a new key, and it is in this thread block's split.
     __device__ __forceinline__ void load(const KeyLocations& locations, int batch, int first_head, int position,
                                          bool in_range) const {
         const DecodeParams& params = body.params;
         const AppendParams& append = params.append;
         const int warp = threadIdx.x / 32;
         if (append.cos) {
-            const int64_t at = min(position, append.positions - 1);  // the table ends there
+            const int64_t at = min(position, append.positions - 1);  // clamped to the tables of cosines and sines
             const int bytes = append.is_float ? 4 : static_cast<int>(sizeof(T));
 #pragma unroll 1
             for (int part = (kWarps - 1 - warp) % kWarps; part < 2; part += kWarps)
@@ -86,7 +86,8 @@ struct AppendedCodes {
         cp_async_commit();
     }
 
-    // `kTiles`: cp.async groups that may have been committed after that of load() and need not be complete.
+    // Waits for the copies of load(). all_tiles: kTiles cp.async groups have been committed after that of load(); they need not
+    // be complete.
     template <int kTiles>
     static __device__ __forceinline__ void wait(bool all_tiles) {
         if (all_tiles) {
@@ -113,7 +114,7 @@ struct AppendedCodes {
         return key;
     }
 
-    // The largest magnitude of the head's row, as scale_for().
+    // The scale of the head's new row by its largest magnitude, as scale_for() computes it.
     __device__ __forceinline__ float scale_of_row(int part) const {
         constexpr int kOfHead = kSlots / 32;  // warps
         uint32_t most = 0;
@@ -127,7 +128,8 @@ struct AppendedCodes {
         if (threadIdx.x % 32 == 0) largest(threadIdx.x / 32, part) = of_warp;
     }
 
-    // After wait(). All threads call it; then a barrier is needed before the new row is loaded.
+    // Writes the new key and value to the cache. Called after wait(), by all threads. A barrier must follow before the new row is
+    // loaded.
     __device__ __forceinline__ void append(const KeyLocations& locations, int batch, int first_head, int position) const {
         const DecodeParams& params = body.params;
         const CacheParams& cache = params.cache;

@@ -1,14 +1,14 @@
 // Append and rotary embedding inside the decode kernel, for one new row per sequence: the thread block whose split contains the
 // new key rotates and appends it; every thread block rotates its own queries. The inputs are loaded first and used shortly before
-// the first tile of keys arrives. Thread blocks need not wait for each other: a row that another sequence appends is not a key of
-// this one.
+// the first tile of keys arrives. Thread blocks need not wait for each other, because a row that is appended to one sequence is
+// not a key of another sequence.
 #pragma once
 
 #include "cuda/attention/append.cuh"
 
 namespace libflash::cuda::sm80 {
 
-// A thread has one slot of two channels. All threads together have one or more rows, at least one per key head of the thread
+// A thread has one slot: two channels of a row. All threads together have kRows rows, at least one per key head of the thread
 // block.
 template <class T, int kHeadDim, int kThreads, int kHeads>
 struct AppendedRow {
@@ -24,7 +24,8 @@ struct AppendedRow {
     static __device__ __forceinline__ int slot() { return threadIdx.x % kSlots; }
     static __device__ __forceinline__ int head() { return threadIdx.x / kSlots; }  // relative to the first key head
 
-    // `position`: of the queries and the new key. `in_range`: there is a new key and it is in this thread block's split.
+    // Loads the inputs. `position`: of the queries and of the new key. `in_range`: there is a new key, and it is in this thread
+    // block's split.
     __device__ __forceinline__ void load(const KeyLocations& locations, int batch, int first_head, int position, bool in_range) {
         const AppendParams& append = body.params.append;
         location = in_range ? locations.of(position) : KeyLocation{-1, 0};

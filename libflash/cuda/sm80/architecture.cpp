@@ -1,7 +1,6 @@
-// The architecture sm80: its kernels support every problem of forward and backward but a few with positions
-// (host/shard_options.h), and statistics of rows with more than 256 channels.
-// wide_capabilities.cpp, decode_capabilities.cpp and tangent_capabilities.cpp name what the kernels of backward with wide heads,
-// of decode and of tangents lack.
+// The architecture sm80. Its kernels support every problem of forward and backward except some problems with positions
+// (host/shard_options.h) and statistics of rows with more than 256 channels. wide_capabilities.cpp, decode_capabilities.cpp and
+// tangent_capabilities.cpp list what the kernels of backward with wide heads, of decode and of tangents do not support.
 #include "cuda/architecture.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/host/shard_options.h"
@@ -23,7 +22,7 @@ bool supports(const KernelConfig& config, const AttentionProblem& problem, std::
     return supports_shard_options(problem, why);
 }
 
-// Shared memory that a GPU must have for a kernel; 0: fits every GPU.
+// Bytes of shared memory per thread block that a GPU must have for the kernel; 0: the kernel fits every GPU it is compiled for.
 int shared_bytes(const KernelConfig& config) {
     const int element = element_bytes(config.dtype);
     if (element == 8) return 0;

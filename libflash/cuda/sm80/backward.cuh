@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
     unit.run(kUnitRows * Kernel::config.head_dim);
 }
 
-// Softmax statistics, and delta of the caller.
+// The softmax statistics of the query rows. If the caller has a tensor for delta, it is written or read (delta.cuh).
 template <class Kernel>
 int launch_statistics(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
     int error = cudaSuccess;
@@ -78,7 +78,7 @@ int launch_statistics(const BackwardPlan& plan, const BackwardParams& params, cu
     return error;
 }
 
-// dK/dV, then dq. A launch with no blocks in the plan does nothing.
+// dK/dV, then dq. A launch whose plan has no thread blocks does nothing.
 template <class Kernel, bool kGeneral>
 int launch_gradients(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
     int error = for_each_part(plan, params, [&](const LaunchShape& shape, const BackwardParams& of_part) {

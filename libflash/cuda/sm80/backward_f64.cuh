@@ -1,5 +1,5 @@
-// Backward in float64: softmax statistics, dK and dV, dQ, dsink, dbias. There is no dQ accumulator: S and dP are computed again
-// for dQ, so the order of all additions is fixed. One instance with all options.
+// Backward in float64: softmax statistics, dK and dV, dQ, dsink, dbias. There is no dQ accumulator: the kernel for dQ recomputes
+// S and dP, so the order of all additions is fixed. One instance with all options.
 #pragma once
 
 #include "cuda/attention/params.h"

@@ -1,12 +1,14 @@
 // The tangent of backward for sm_80 and later. Three kernels, one for each of tdq, tdk and tdv: a thread block has a tile of rows
 // of one side, with the sums of its output in registers, and loops over the tiles of the other side, so the order of all
-// additions is fixed. With rows of queries, columns of keys and a leading t for tangents:
+// additions is fixed. Formulas, with a row for each query and a column for each key; a leading t is a tangent:
 //
 //   x = g (R dp - delta)     y = g (R tdp - tdelta) - 2 tanh(z / cap) tz / cap x     g = 1 - tanh(z / cap)^2
 //   dz = p x                 tdz = p ((ts - mu) x + y)
 //   tdq = scale (tdz K + dz tK)     tdk = scale (tdz' Q + dz' tQ)     tdv = (R p (ts - mu))' dO + (R p)' tdO
 //
-// For tdk and tdv all scores are transposed: the rows are keys. The kernel of tdq also computes tdbias, in a launch of its own:
+// z: scale q . k, before the softcap `cap`; s: score; R: dropout, 0 or 1 / (1 - p_drop); mu: tangent of the LSE; ': transposed.
+//
+// For tdk and tdv all scores are transposed: the rows are keys. The kernel of tdq also computes tdbias, in a separate launch:
 // p ((ts - mu) x + y) without the slope g, summed where the bias is broadcast. A thread block then has a tile of the bias.
 #pragma once
 
@@ -46,15 +48,15 @@ struct BackwardTangent {
     using Tiles = std::conditional_t<kTransposed, QueryTiles<kBlockN, kBlockM>, KeyTiles<kBlockM, kBlockN>>;
     using Scores = float[1][kBlocks][4];
     struct Common {
-        TileCoordinates work;  // its head: of queries or, transposed, of keys
+        TileCoordinates work;  // work.head: a query head or, if kTransposed, a key head
         SequenceRows q_rows, k_rows;
         Tiles tiles;
-        BiasRows<kBlockM> bias_rows;  // of tdbias
+        BiasRows<kBlockM> bias_rows;  // only for tdbias
     };
     static_assert(sizeof(Common) <= kBackwardTangentCommonBytes, "the host and the kernel must agree");
 
-    // Shared memory: four tensors of the rows and four of the columns, each with its tangent, as Q, tQ, dO, tdO and K, tK, V, tV
-    // or the reverse; statistics of the queries; Common.
+    // Shared memory: four tiles of the rows and four of the columns (Q, tQ, dO, tdO and K, tK, V, tV, or the reverse); statistics
+    // of the queries; Common.
     static constexpr int kColsAt = 4 * RowTile::kBytes, kStatisticsAt = kColsAt + 4 * ColTile::kBytes;
     static constexpr int kCommonAt = kStatisticsAt + kBlockM * static_cast<int>(sizeof(TangentStatistics));
     static constexpr int kSharedBytes = kCommonAt + kBackwardTangentCommonBytes;
@@ -65,7 +67,7 @@ struct BackwardTangent {
     char* shared;
     int thread, warp, lane;
     Scores s, ts, x, y;
-    float sums[1][kChannelBlocks][4];  // of tdbias: the first kBlocks
+    float sums[1][kChannelBlocks][4];  // tdbias uses the first kBlocks blocks
     static_assert(kChannelBlocks >= kBlocks, "of tdbias");
 
     __device__ __forceinline__ BackwardTangent(const BackwardTangentParams& p, char* shared_memory)
@@ -108,7 +110,7 @@ struct BackwardTangent {
             }
         }
     }
-    // Of `count` queries from row `first` of a head on.
+    // Loads the statistics of `count` queries of a head, from row `first` on.
     __device__ __forceinline__ void load_statistics(int head, int first, int count) {
         const int64_t at = QueryUnits::first(params, common().work.batch, head, common().q_rows.start) * kUnitRows + first;
         for (int i = thread; i < count; i += kThreads)
@@ -133,7 +135,8 @@ struct BackwardTangent {
             product.add_to(c, [](int) {});
         }
     }
-    // a = X C^T and ta = tX C^T + X tC^T for tensors `pair` and `pair` + 1 of both sides.
+    // a = X C^T and ta = tX C^T + X tC^T. X and C: tensor number `pair` of the rows and of the columns; tX and tC: tensors number
+    // `pair` + 1.
     __device__ __forceinline__ void multiply(Scores& a, Scores& ta, int pair, int channels) const {
         clear(a);
         clear(ta);
@@ -176,7 +179,7 @@ struct BackwardTangent {
         return reinterpret_cast<const TangentStatistics*>(shared + kStatisticsAt)[at];
     }
 
-    // Bit 4 * n + e: dropout keeps the element.
+    // Bit 4 * n + e is set if dropout keeps the element.
     __device__ __forceinline__ uint32_t keep_elements(int head, int first_col) const {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
@@ -207,7 +210,8 @@ struct BackwardTangent {
         }
     }
 
-    // From dot products to scores in base-2 units, tangents, x and y.
+    // Converts the dot products to scores in base-2 units and their tangents, and multiplies in the slope of the softcap: x and y
+    // become those of the formulas above.
     __device__ __forceinline__ void apply_rules(int head, int tile) {
         const int first_col = tile * kBlockN, rows = common().q_rows.length, keys = common().k_rows.length;
         const auto for_pairs = [&](const auto& rule) {
@@ -243,7 +247,8 @@ struct BackwardTangent {
         if (common().tiles.is_edge(tile)) mask_edge_by_element(common().tiles, for_all);
     }
 
-    // x = dz and y = tdz, or for tdv s = R p and ts = R p (ts - mu); all times 2^exponent_shift(), R without its factor.
+    // x = dz and y = tdz, or for tdv s = R p and ts = R p (ts - mu); all times 2^exponent_shift(). Here R is 0 or 1; store()
+    // multiplies by 1 / (1 - p_drop).
     __device__ __forceinline__ void make_weights(uint32_t keep) {
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
@@ -310,7 +315,7 @@ struct BackwardTangent {
         }
     }
 
-    // The rows of this thread block, but for tdbias. Batch < 0: it has no work.
+    // The tile of rows of this thread block, except for tdbias. batch < 0: the thread block has no work.
     __device__ __forceinline__ TileCoordinates find_rows() const {
         const ScheduleParams& schedule = kTransposed ? params.key_schedule : params.query_schedule;
         const LengthsParams& lengths = kTransposed ? params.k_lengths : params.q_lengths;
@@ -318,18 +323,18 @@ struct BackwardTangent {
         if (work.batch >= 0 && work.tile * kBlockM >= SequenceRows::of(lengths, work.batch).owned) return {-1, 0, 0};
         return work;
     }
-    // The next rows that add to the tile of tdbias. Batch < 0: there are none. One thread finds them: where it is would take
-    // registers of all.
+    // The next tile of rows that contributes to the tile of tdbias. batch < 0: there is none. One thread finds it and keeps the
+    // state of the search in shared memory, where the state takes no registers.
     __device__ __forceinline__ TileCoordinates next_rows_of_bias() const {
         BiasRows<kBlockM>& rows = common().bias_rows;
-        cp_async_wait<0>();  // copies of rows of which a block mask hides all keys
+        cp_async_wait<0>();  // if a block mask hides all keys of the rows, no tile has waited for the copies of the rows
         __syncthreads();     // no warp reads the previous tiles
         if (thread == 0 && !rows.next(params, params.tdbias)) rows.at.batch = -1;
         __syncthreads();
         return rows.at;
     }
 
-    // Loads the rows, if there is a tile of the other side. Ends before they are there, but after a barrier.
+    // Prepares Common for a tile of rows; after a barrier, starts to load the rows, unless there is no tile of keys.
     __device__ __forceinline__ void begin(const TileCoordinates& work) {
         if (thread == 0) {
             const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
@@ -382,7 +387,7 @@ struct BackwardTangent {
         }
     }
 
-    // Stages the sums in the memory of the rows.
+    // Writes the tile of tdbias. The sums are staged in the memory of the rows.
     __device__ __forceinline__ void store_bias() {
         float* tile = reinterpret_cast<float*>(shared);  // kBlockM x kBlockN
 #pragma unroll
@@ -462,7 +467,7 @@ namespace libflash::cuda {
 
 template <class Kernel>
 KernelResources resources_of_backward_tangent(int step, int) {
-    using Body = sm80::BackwardTangentBody<Kernel, sm80::TangentOutput::tdq>;  // the others have the same
+    using Body = sm80::BackwardTangentBody<Kernel, sm80::TangentOutput::tdq>;  // the other outputs need the same resources
     static_assert(Body::kSharedBytes == backward_tangent_shared_bytes(Kernel::config), "the host and the kernel must agree");
     using T = ElementOf<Kernel::config.dtype>;
     switch (static_cast<BackwardTangentStep>(step)) {

@@ -1,8 +1,8 @@
 // The tangent of backward in float64: the formulas of backward_tangent.cuh with the tiles of tangent_tiles_f64.cuh. One kernel
 // computes tdq, tdk, tdv or tdbias: a thread block has a tile of rows of one side, with the sums of its output in registers, and
-// loops over the tiles of the other side; or it has a tile of the bias and loops over the pairs of tiles that share it. For each
-// pair of tiles it loads both sides twice: dO and V for dP, then Q and K for the scores. The tiles of scores have a row for each
-// query, whichever side the sums belong to.
+// loops over the tiles of the other side; or it has a tile of the bias and loops over the pairs of query and key tiles that
+// contribute to it. For each pair of tiles it loads both sides twice: dO and V for dP, and Q and K for the scores. The tiles of
+// scores always have a row for each query.
 #pragma once
 
 #include "cuda/attention/bias_tile.cuh"
@@ -23,16 +23,16 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
     using Base::k_rows, Base::lane, Base::params, Base::q_rows, Base::thread, Base::warp, Base::work;
     using Base::kLanes, Base::kThreads, Base::kWarps;
 
-    static constexpr int kElements = (kTileRows + kLanes - 1) / kLanes;  // of a score tile, of a thread
+    static constexpr int kElements = (kTileRows + kLanes - 1) / kLanes;  // elements of a score tile per thread
     static_assert(kElements <= 2, "");
 
     const DoubleTangentOutput output;
-    typename Base::Sums sums;                      // of tdbias: those of the thread's elements, in the first block
-    KeyTiles<kTileRows, kTileRows> key_tiles;      // of tdq and tdbias
-    QueryTiles<kTileRows, kTileRows> query_tiles;  // of tdk and tdv
-    int head, key_head;                            // of the present tiles
-    int other_tile, cursor;                        // of the other side
-    BiasRows<kTileRows> bias_rows;                 // of tdbias
+    typename Base::Sums sums;                      // tdbias: the sums of the thread's elements, in the first block
+    KeyTiles<kTileRows, kTileRows> key_tiles;      // for tdq and tdbias
+    QueryTiles<kTileRows, kTileRows> query_tiles;  // for tdk and tdv
+    int head, key_head;                            // of the current tiles
+    int other_tile, cursor;                        // the current tile of the other side; the state of the list of tiles
+    BiasRows<kTileRows> bias_rows;                 // for tdbias
 
     __device__ __forceinline__ DoubleBackwardTangent(const BackwardTangentParams& given, DoubleTangentOutput which, char* memory)
         : Base(given, memory), output(which) {}
@@ -40,7 +40,7 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
     __device__ __forceinline__ bool makes_bias() const { return output == DoubleTangentOutput::tdbias; }
     __device__ __forceinline__ bool of_queries() const { return output == DoubleTangentOutput::tdq || makes_bias(); }
 
-    // The rows of this thread block, but for tdbias. Batch < 0: it has no work.
+    // The tile of rows of this thread block, except for tdbias. batch < 0: the thread block has no work.
     __device__ __forceinline__ TileCoordinates find_rows() const {
         const LengthsParams& lengths = of_queries() ? params.q_lengths : params.k_lengths;
         const TileCoordinates next =
@@ -62,7 +62,8 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         }
     }
 
-    // Goes to the next tile of the other side, or of the next head that shares the keys. False: there is none.
+    // Goes to the next tile of the other side, if necessary of the next head that shares the keys. Returns false if there is
+    // none.
     __device__ __forceinline__ bool advance() {
         if (of_queries()) {
             other_tile = key_tiles.previous(other_tile, cursor);
@@ -85,8 +86,8 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         return reinterpret_cast<const DoubleTangentStatistics*>(params.statistics)[at];
     }
 
-    // Score tiles 0 and 1 become the weights of the sums: dz and tdz, or for tdv R p and R p (ts - mu). For tdbias tile 1 becomes
-    // what is added to it.
+    // Replaces score tiles 0 and 1 by the left operands of the last products: dz and tdz, or for tdv R p and R p (ts - mu). For
+    // tdbias tile 1 becomes the tangents of dS, which are added to the tile of the bias.
     __device__ __forceinline__ void apply(int first_row, int first_key) const {
         const DoubleScore<BackwardTangentParams> score(params, {work.batch, head, 0}, k_rows.length - q_rows.length);
         const int local = thread / kLanes, row = first_row + local;
@@ -114,14 +115,15 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
             const double dp = keep == 0.0 ? 0.0 : keep * this->scores(3).at(local, col);
             const double tdp = keep == 0.0 ? 0.0 : keep * this->tangent_at(3, has_tdout(), has_tv(), local, col);
             const double bend = bent == 0.0 || makes_bias() ? 0.0 : -2.0 * bent / params.in_double.softcap * tz;
-            const double through = makes_bias() ? 1.0 : slope;  // the bias is added after the softcap
+            const double through =
+                makes_bias() ? 1.0 : slope;  // the bias is added after the softcap, so its gradient has no slope
             const double x = through * (dp - of_row.delta), y = fma(bend, x, through * (tdp - of_row.tdelta));
             a = p * x;
             b = p * fma(below, x, y);
         }
     }
 
-    // Loads pairs of both sides and waits for them.
+    // Loads a tensor and its tangent of both sides (dO and V if `outer`, else Q and K) and waits for them.
     __device__ __forceinline__ void load_sides(bool outer, int first_row, int first_key) const {
         __syncthreads();  // no warp reads the previous pairs
         this->load_pair(0, outer ? params.dout : params.q, outer ? params.tdout : params.tq, q_rows, head, first_row,
@@ -132,12 +134,12 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         __syncthreads();
     }
 
-    // Adds the present tile of the other side.
+    // Adds the current tile of the other side.
     __device__ __forceinline__ void add_tile() {
         const int first_row = (of_queries() ? work.tile : other_tile) * kTileRows,
                   first_key = (of_queries() ? other_tile : work.tile) * kTileRows;
         const bool of_values = output == DoubleTangentOutput::tdv;
-        // dP, then the scores; for tdv the scores, then dO.
+        // First dP, then the scores. For tdv first the scores; then only dO is loaded, for the last product.
 #pragma unroll 1
         for (int i = 0; i < 2; ++i) {
             const bool outer = (i == 0) != of_values;

@@ -1,5 +1,5 @@
-// The plan of backward_tangent for sm_80 and later: statistics of the query rows, then a kernel for each of tdq, tdk and tdv. The
-// kernel of tdq computes the tangent of dbias in a launch of its own.
+// The plan of backward_tangent for sm_80 and later: statistics of the query rows, then a kernel for each of tdq, tdk and tdv. A
+// separate launch of the kernel of tdq computes the tangent of dbias.
 #include "cuda/host/backward_plan.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/tangent_params.h"
@@ -10,7 +10,7 @@
 namespace libflash::cuda::sm80 {
 namespace {
 
-// Bytes of rows of q and dout with their tangents that a key head reads.
+// Bytes of q, dout and their tangents that the thread blocks of a key head read.
 double query_bytes(const TangentProblem& problem) {
     const auto row_bytes = static_cast<double>(2 * element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v));
     return row_bytes * static_cast<double>(problem.q_rows.max_length * problem.group_size());

@@ -8,9 +8,10 @@ namespace libflash::cuda {
 
 constexpr int kBackwardTangentCommonBytes = 256;
 
-// A thread block has a tile of tile_q rows of one side and loops over tiles of tile_k rows of the other: four tensors of each.
+// A thread block has a tile of tile_q rows of one side and loops over tiles of tile_k rows of the other side. Shared memory has
+// tiles of four tensors of each side: Q, dO and their tangents, and K, V and their tangents.
 constexpr int backward_tangent_shared_bytes(const KernelConfig& config) {
-    const int statistics = config.tile_q * static_cast<int>(sizeof(TangentStatistics));  // tile_k is not larger
+    const int statistics = config.tile_q * static_cast<int>(sizeof(TangentStatistics));  // of queries; tile_k is not larger
     return 4 * (config.tile_q + config.tile_k) * config.head_dim * element_bytes(config.dtype) + statistics +
            kBackwardTangentCommonBytes;
 }

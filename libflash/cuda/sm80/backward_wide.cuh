@@ -1,11 +1,12 @@
-// dq, dk and dv with more than 256 channels, for sm_80 and later. One kernel, launched once for each of them: a thread block has
+// dq, dk and dv with more than 256 channels, for sm_80 and later. One kernel, launched once for each output: a thread block has
 // a tile of rows of one side (queries for dq, keys for the others) and loops over the tiles of the other side. Nothing is added
-// to memory, so the order of all additions is fixed. Scores are computed anew for each output: 8 products instead of 5.
+// to global memory, so the order of all additions is fixed. Each launch recomputes the scores: 8 products instead of 5.
 //
-//   dq = scale dS K     dk = scale dS' Q     dv = (R P)' dO     R: dropout
+//   dq = scale dS K     dk = scale dS' Q     dv = (R P)' dO     R: dropout, ': transposed
 //
-// Two warps share 16 rows. Each computes the part of the scores that half of the channels give; the parts are added through
-// shared memory. Then each has half of the channels of the output. In float32 four warps do so (backward_wide_f32.cuh).
+// The tile of the thread block is called rows, the tiles of the other side are called columns. Two warps share 16 rows. Each
+// multiplies half of the channels of Q and K (dO and V); the parts of the scores are added through shared memory. Then each
+// computes half of the channels of the output. In float32 four warps share 16 rows (backward_wide_f32.cuh).
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
@@ -26,7 +27,7 @@
 
 namespace libflash::cuda::sm80 {
 
-enum class WideGradient : int { dq, dk, dv, dbias };  // dbias: of the float32 kernel
+enum class WideGradient : int { dq, dk, dv, dbias };  // dbias: only in the float32 kernel
 
 template <class T, int kHeadDim, int kTileRows>
 struct WideBackward {
@@ -39,9 +40,9 @@ struct WideBackward {
     using Rows = FloatRows<kTileRows, kHeadDim, kThreads>;
     static_assert(Rows::kBytes <= 2 * RowTile::kBytes, "outputs take the place of the rows");
     using Scores = float[1][kBlocks][4];
-    // What is the same for all threads; in shared memory, because registers are short.
+    // Values that are the same for all threads. They are in shared memory because registers are scarce.
     struct Common {
-        TileCoordinates work;  // its head: of queries for dq, else of keys
+        TileCoordinates work;  // work.head: a query head for dq, else a key head
         SequenceRows q_rows, k_rows;
         KeyTiles<kTileRows, kCols> key_tiles;      // dq
         QueryTiles<kCols, kTileRows> query_tiles;  // dk, dv
@@ -49,8 +50,8 @@ struct WideBackward {
     };
     static_assert(sizeof(Common) <= kWideCommonBytes, "the host and the kernel must agree");
 
-    // Shared memory: two tensors of the rows and two of the columns, as Q, dO and K, V or the reverse; statistics of the queries;
-    // Common; which rows of the other side each row sees, or is seen by; in float32 parts of scores.
+    // Shared memory: the tiles of the rows and of the columns (Q, dO and K, V, or the reverse); the softmax statistics of the
+    // queries; Common; the range of the other side that each row sees or is seen by; in float32 parts of scores.
     static constexpr int kColsAt = 2 * RowTile::kBytes;
     static constexpr int kStatisticsAt = kColsAt + wide_column_tiles(sizeof(T)) * ColTile::kBytes;
     static constexpr int kCommonAt = kStatisticsAt + kTileRows * static_cast<int>(sizeof(SoftmaxStatistics));
@@ -59,7 +60,7 @@ struct WideBackward {
     static constexpr int kPartsAt = kShardAt + kWideShardBytes + kTileRows * 8;
     static constexpr int kSharedBytes = kPartsAt + wide_part_bytes(kTileRows, sizeof(T));
     static_assert(sizeof(Shard) <= kWideShardBytes + kTileRows * 8, "the host and the kernel must agree");
-    // The parts of scores that warps exchange: 2 * kBlocks * 4 floats of each thread, in a tile of the columns.
+    // In 16 bits warps exchange parts of scores through a tile of the columns: 2 * kBlocks * 4 floats per thread.
     static_assert(kThreads * 2 * kBlocks * 16 <= ColTile::kBytes);
 
     const BackwardParams& params;
@@ -88,7 +89,7 @@ struct WideBackward {
     __device__ __forceinline__ const SequenceRows& sequence(bool keys) const { return keys ? common().k_rows : common().q_rows; }
     __device__ __forceinline__ int first_row() const { return common().work.tile * kTileRows; }
 
-    // The tensors of one side, or with kOne tensor `only` of it.
+    // Loads both tensors of one side from row `first` on: Q and dO or, if `keys`, K and V. With kOne only tensor number `only`.
     template <class Tile, bool kOne = false>
     __device__ __forceinline__ void load_side(int offset, bool keys, int head, int first, int only = 0) {
         const SequenceRows& rows = sequence(keys);
@@ -106,10 +107,10 @@ struct WideBackward {
             }
         }
     }
-    // Of `count` queries from row `first` of a head on.
+    // Loads the softmax statistics of `count` queries of a head, from row `first` on.
     __device__ __forceinline__ void load_statistics(int head, int first, int count) {
         const int64_t at = QueryUnits::first(params, common().work.batch, head, common().q_rows.start) * kUnitRows + first;
-        const int copy = thread * 2;  // 16 bytes have two rows
+        const int copy = thread * 2;  // 16 bytes hold the statistics of two rows
         if (copy < count) cp_async_16(smem() + kStatisticsAt + thread * 16, params.softmax_statistics + at + copy, true);
     }
     __device__ __forceinline__ const SoftmaxStatistics& statistics_of(int n, int e) const {
@@ -117,7 +118,7 @@ struct WideBackward {
         return reinterpret_cast<const SoftmaxStatistics*>(shared + kStatisticsAt)[at];
     }
 
-    // c = A B^T over this warp's half of the channels, for tensor `tensor` of both sides.
+    // c = A B^T over this warp's half of the channels. `tensor`: 0 for Q and K, 1 for dO and V.
     __device__ __forceinline__ void multiply(Scores& c, int tensor) const {
         const int at = hide_from_compiler(lane), first = part() * kPartSteps;
         const auto a_address = RowTile::template skip_columns<kPartSteps>(
@@ -132,11 +133,11 @@ struct WideBackward {
         product.add_to(c, [](int) {});
     }
 
-    // Adds the other warp's parts of s and dp. They go through the tile of the columns that is not used any more. Contains
-    // barriers of the thread block.
+    // Adds the other warp's parts of s and dp. They overwrite tile `free_tile` of the columns, which is no longer needed.
+    // Contains barriers of the thread block.
     __device__ __forceinline__ void add_other_part(int free_tile) {
         const uint32_t tile = smem() + kColsAt + free_tile * ColTile::kBytes;
-        // Vector i of each thread, one warp after the other.
+        // The address of vector i of a thread. The vectors i of all threads are contiguous.
         const auto address_of = [&](int of_thread, int i) { return tile + (i * kThreads + of_thread) * 16; };
         __syncthreads();  // no warp reads the tile
 #pragma unroll
@@ -155,7 +156,8 @@ struct WideBackward {
         c[0] += x.x, c[1] += x.y, c[2] += x.z, c[3] += x.w;
     }
 
-    // Row and column of element i of the scores: 4 * n + e. `own`: in the tile of rows.
+    // Where element i = 4 * n + e of the scores is. `own`: its row in the tile of rows. `other`: its row in the sequence of the
+    // other side.
     struct ScoreIndex {
         int own, other;
     };
@@ -163,7 +165,7 @@ struct WideBackward {
         return {warp_row() + (i >> 1 & 1) * 8 + lane / 4, first_col + i / 4 * 8 + lane % 4 * 2 + (i & 1)};
     }
 
-    // Bit i: dropout keeps element i.
+    // Bit i is set if dropout keeps element i.
     __device__ __forceinline__ uint32_t keep_elements(int head, int first_col) const {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
@@ -187,7 +189,7 @@ struct WideBackward {
         return keep;
     }
 
-    // From dot products to P and dS; both times 2^exponent_shift().
+    // Converts the dot products s and dp to P and dS, both times 2^exponent_shift().
     __device__ __forceinline__ void apply_rules(int head, int tile) {
         const int first_col = tile * kCols;
         const Common& c = common();
@@ -215,8 +217,8 @@ struct WideBackward {
                                            keep_elements(head, first_col), element, hide, !makes_bias());
     }
 
-    // sums += W C for this warp's half of the channels. C: tensor `tensor` of the columns. The accumulators of the tensor cores
-    // truncate; so each tile has its own, which are added with rounding, and sums may be long.
+    // sums += W C for this warp's half of the channels. C: tensor `tensor` of the columns. Tensor cores truncate when they add,
+    // so each tile has its own accumulators, which are added to `sums` with rounding. So sums may have many terms.
     __device__ __forceinline__ void add_sums(const Scores& w, int tensor) {
         constexpr int kSteps = kCols / 16;
         const auto b_address = ColTile::template skip_columns<kPartSteps>(
@@ -284,7 +286,7 @@ struct WideBackward {
         }
     }
 
-    // False: the thread block has no work.
+    // Returns false if the thread block has no work.
     __device__ __forceinline__ bool prepare() {
         const ScheduleParams& schedule = transposed() ? params.key_schedule : params.query_tile_schedule;
         const LengthsParams& lengths = transposed() ? params.k_lengths : params.q_lengths;
@@ -296,7 +298,7 @@ struct WideBackward {
         begin(work, q_rows, k_rows);
         return true;
     }
-    // Begins with a tile of rows; ends with a barrier, and the rows are being loaded.
+    // Prepares Common and the ranges for a tile of rows; after a barrier, starts to load the rows.
     __device__ __forceinline__ void begin(const TileCoordinates& work, const SequenceRows& q_rows, const SequenceRows& k_rows) {
         ShardRows all;
         all.init(params.shard, params.mask, q_rows, k_rows, work.batch);
@@ -336,7 +338,7 @@ struct WideBackward {
         cp_async_commit();
     }
 
-    // Through shared memory, in the place of the rows.
+    // Writes the output. It is staged in shared memory, in the place of the rows.
     __device__ __forceinline__ void store() {
         const bool of_values = output == WideGradient::dv;
         const SequenceRows& rows = sequence(transposed());

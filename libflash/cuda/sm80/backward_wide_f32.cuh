@@ -1,6 +1,6 @@
-// backward_wide.cuh in float32. Four warps share 16 rows, each with a quarter of the channels. The tensors of the columns take
-// turns in one tile: first the one that is needed for scores alone, then the one that is multiplied by them, too. The kernel also
-// makes dbias: a thread block has a tile of the bias and loops over the tiles of queries and keys of which dS adds to it.
+// backward_wide.cuh in float32. Four warps share 16 rows, each with a quarter of the channels. The two tensors of the columns are
+// loaded one after the other into one tile; the second one is the one that P or dS is multiplied by. The kernel also computes
+// dbias: a thread block has a tile of the bias and loops over all pairs of query and key tiles whose dS is added to this tile.
 #pragma once
 
 #include "cuda/attention/bias_tile.cuh"
@@ -18,17 +18,17 @@ struct WideBackwardFloat : Base {
     using Base::common, Base::dp, Base::kBlocks, Base::kCols, Base::kColsAt, Base::kParts, Base::kPartsAt, Base::lane,
         Base::makes_bias, Base::params, Base::part, Base::s, Base::shared, Base::smem, Base::sums, Base::thread, Base::transposed;
     using typename Base::ColTile, typename Base::RowTile, typename Base::Scores;
-    static constexpr int kSteps = 2 * Base::kPartSteps;  // of 8 channels, of a warp
-    static constexpr int kRows = kCols;                  // of a tile of either side
+    static constexpr int kSteps = 2 * Base::kPartSteps;  // steps of 8 channels of a warp
+    static constexpr int kRows = kCols;                  // rows of a tile of either side
 
     float bias_sums[1][kBlocks][4];
 
     using Base::Base;
 
-    // Of `channels` channels those from the first one of this warp on.
+    // How many of `channels` channels come from this warp's first channel on.
     __device__ __forceinline__ int channels_left(int channels) const { return channels - part() * kSteps * 8; }
 
-    // c = A B^T over this warp's channels, for tensor `tensor` of both sides.
+    // c = A B^T over this warp's channels. `tensor`: 0 for Q and K, 1 for dO and V.
     __device__ __forceinline__ void multiply(Scores& c, int tensor) const {
         const int at = hide_from_compiler(lane), first = part() * kSteps;
         const auto a_address = RowTile::template skip_columns<kSteps>(
@@ -40,8 +40,8 @@ struct WideBackwardFloat : Base {
             [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); });
     }
 
-    // Adds up the parts of the warps that share the rows, in the same order in each of them. Contains barriers of the thread
-    // block; there is another one between two calls.
+    // Adds up the parts of the warps that share the rows; all of them add in the same order. Contains barriers of the thread
+    // block. Between two calls there must be another barrier.
     __device__ __forceinline__ void add_parts(Scores& c) {
         const int me = hide_from_compiler(thread), first = me / (kParts * 32) * (kParts * 32) + me % 32;
         const auto address_of = [&](int thread) { return smem() + Base::kPartsAt + thread * 16; };
@@ -69,7 +69,8 @@ struct WideBackwardFloat : Base {
                                 [&](int step, int block, uint32_t (&f)[2]) { rows.load(step * 8, block, f[0], f[1]); });
     }
 
-    // P and dS of one tile of the other side, for one query head.
+    // Computes P in s and dS in dp for one tile of the other side and one query head. Afterwards the tile of the columns holds
+    // the tensor that P or dS is multiplied by. of_values: for dv, which needs no dS.
     __device__ __forceinline__ void differentiate(int head, int tile, bool of_values) {
         clear(dp);
 #pragma unroll 1
@@ -107,7 +108,7 @@ struct WideBackwardFloat : Base {
             if (of_values) dp[0][j / 4][j % 4] = s[0][j / 4][j % 4];
         add_sums(dp, of_values ? params.head_dim_v : params.head_dim);
     }
-    // dS of rows and keys that do not exist may be anything.
+    // dS of rows and keys that do not exist may have any value.
     __device__ __forceinline__ void add_bias(int tile) {
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
@@ -117,7 +118,7 @@ struct WideBackwardFloat : Base {
         }
     }
 
-    // The tiles from `begin` to `end` of the other side.
+    // Loops over tiles [begin, end) of the other side.
     __device__ __forceinline__ void loop(int begin, int end) {
         const auto& c = common();
         const int heads = transposed() ? params.group_size : 1, first_head = c.work.head * heads;

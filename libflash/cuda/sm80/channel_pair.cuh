@@ -1,10 +1,11 @@
-// Forward in float32 with more than 256 channels: two warps have the same 16 query rows, because one has no registers for all
-// channels of their O. Each multiplies half of the channels of Q and K; they add their parts of the scores through shared memory,
-// so that both have the same scores, bit for bit, make the same probabilities, and multiply them by their half of the channels
-// of V. (In 16 bits each warp has half of the keys instead: row_pair.cuh. Products of float32 are few keys at a time, and the
-// probabilities that warps would exchange have twice the size.)
+// Forward in float32 with more than 256 channels: two warps have the same 16 query rows, because the registers of one warp do not
+// suffice for all channels of O. Each warp multiplies half of the channels of Q and K; the warps add their parts of the scores
+// through shared memory, so that both have the same scores, bit for bit. Both compute the same probabilities, and each multiplies
+// them by its half of the channels of V. (In 16 bits each warp has half of the keys instead: row_pair.cuh. Float32 tiles have few
+// keys, and the probabilities that warps would exchange have twice the size.)
 //
-// Q takes most of the shared memory of a thread block, so K and V take turns in one tile. It also has the parts of the scores.
+// Q takes most of the shared memory of a thread block, so K and V are loaded one after the other into the same tile. The parts of
+// the scores are exchanged through this tile, too.
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
@@ -23,15 +24,15 @@ struct ChannelPair {
     Body& body;
     __device__ __forceinline__ explicit ChannelPair(Body& b) : body(b) {}
 
-    // A number of each row, for use after the last tile.
+    // Space for one number per row, for use after the last tile.
     using RowNumbers = float[kRows];
     __device__ static __forceinline__ RowNumbers& row_numbers() {
         __shared__ RowNumbers numbers;
         return numbers;
     }
 
-    // Adds the part of the scores that the other warp has. No warp reads the tile of K any more, nor that of the parts after the
-    // last barrier.
+    // Adds the part of the scores that the other warp computed. The parts overwrite the tile of K: the first barrier ensures that
+    // no warp reads K any more, and the last one that no warp reads the parts any more.
     __device__ __forceinline__ void add_other_part() {
         static_assert(Body::kSlabs == 1 && Body::kThreads * kKeyBlocks * 16 <= Body::KvTile::kBytes, "");
         const int me = hide_from_compiler(body.thread);
@@ -49,7 +50,7 @@ struct ChannelPair {
         __syncthreads();
     }
 
-    // As Forward::loop_over_keys(), with rare options.
+    // As Forward::loop_over_keys(), always with the code for rare options.
     __device__ __forceinline__ void loop_over_keys(bool exact_maximum) {
         ForwardProducts<Body> products{body};
         body.clear();

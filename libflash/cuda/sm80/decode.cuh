@@ -1,5 +1,5 @@
-// Decode: the attention kernel, its template instances, and the launches of append, shared keys, attention and
-// combine. decode_range.cuh has the code of a thread block.
+// Decode: the attention kernel, its template instances, and the launches of append, shared keys, attention and combine.
+// decode_range.cuh has the code of a thread block.
 #pragma once
 
 #include "cuda/attention/append.cuh"
@@ -21,13 +21,13 @@
 
 namespace libflash::cuda::sm80 {
 
-// A kernel whose tile has two stages is for GPUs with 99 KB.
+// The most shared memory of a thread block. Kernels with two stages, or for at most 64 channels, must fit GPUs with 99 KB.
 constexpr int most_shared_bytes(const KernelConfig& config) {
     return (config.stages == 2 || config.head_dim <= 64 ? 99 : 227) * 1024;
 }
 
-// Which keys a warp works on: those that it loaded, with one key head per thread block or two, or all keys of the tile. The last
-// two: those that it loaded, for few rows over codes.
+// Which keys a warp works on. own...: those that it loaded, with one or two key heads per thread block; shared: all keys of the
+// tile; few_rows...: as own..., for few query rows over codes.
 enum class Keys { own, own_of_two_heads, shared, few_rows, few_rows_of_two_heads };
 constexpr bool are_of_few_rows(Keys keys) { return keys == Keys::few_rows || keys == Keys::few_rows_of_two_heads; }
 constexpr bool are_of_two_heads(Keys keys) { return keys == Keys::own_of_two_heads || keys == Keys::few_rows_of_two_heads; }
@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends, kStora
     body.run();
 }
 
-// Rows of any lengths: the two ways of a thread block to share its work between the warps.
+// The instance for rows of any lengths. Depending on its rows a thread block runs Body<true>, in which the warps share the keys,
+// or Body<false>, in which each warp has its own keys.
 template <class Kernel, DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::any>
 struct RaggedInstance {
     static constexpr KernelConfig config = Kernel::config;
@@ -77,10 +78,10 @@ struct RaggedInstance {
     template <bool kSharesKeys>
     using Body = Decode<ElementOf<config.dtype>, config.head_dim, config.tile_k / kDecodeSlab, stages(kSharesKeys), kSharesKeys,
                         false, 1, kStorage, kRows, config.head_dim_v>;
-    static constexpr bool kWide = is_wide_decode(config.head_dim);  // tiles have 16 rows
-    using Largest = Body<!kWide>;                                   // the most query rows
+    static constexpr bool kWide = is_wide_decode(config.head_dim);  // then all tiles have 16 rows
+    using Largest = Body<!kWide>;                                   // the Body with more query rows
     static constexpr int kSharedBytes = std::max(Largest::kSharedBytes, Body<false>::kSharedBytes);
-    static constexpr int kStaticBytes = (sizeof(RaggedWorkTile) + 127) / 128 * 128;  // before them, aligned
+    static constexpr int kStaticBytes = (sizeof(RaggedWorkTile) + 127) / 128 * 128;  // before the dynamic shared memory, aligned
     static_assert(kStaticBytes + kSharedBytes <= most_shared_bytes(config));
     static constexpr int kMinBlocks = decode_blocks_at_once(kSharedBytes, 227 * 1024, Largest::kThreads);
 };
@@ -93,11 +94,11 @@ __global__ void __launch_bounds__(RaggedInstance<Kernel, kStorage, kRows>::Large
     using Instance = RaggedInstance<Kernel, kStorage, kRows>;
     allow_next_kernel();
     wait_for_previous_kernel();
-    // Consecutive thread blocks take the tiles of a key head; then follow heads and splits.
+    // The order of thread blocks: first the tiles of a key head, then the key heads, then the splits.
     const int head_of_all = divide(blockIdx.x, params.by_tiles), split = divide(head_of_all, params.by_heads);
     [[maybe_unused]] const int head = head_of_all - split * params.heads_k;  // unused where nvcc compiles for the host
     const int index = static_cast<int>(blockIdx.x) - head_of_all * static_cast<int>(params.by_tiles.divisor);
-    // With invariant rows no tile is larger than that of one row.
+    // With invariant rows all tiles have the size of a tile for a single row, so that every row is computed in the same way.
     constexpr int kTileRows = Instance::Largest::kTileRows;
     const bool small_tiles = Instance::kHasRareOptions && params.invariant;
     const int tile_rows = small_tiles ? kDecodeSlab : kTileRows;
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(RaggedInstance<Kernel, kStorage, kRows>::Large
 
 using Plain = std::integral_constant<DecodeStorage, DecodeStorage::plain>;
 using Scaled = std::integral_constant<DecodeStorage, DecodeStorage::scaled>;
-// There are no codes beside float32 queries.
+// Codes are not supported with float32 queries.
 template <class Kernel>
 using CodesOf = std::conditional_t<sizeof(ElementOf<Kernel::config.dtype>) == 2,
                                    std::integral_constant<DecodeStorage, DecodeStorage::codes>, Scaled>;
@@ -171,7 +172,7 @@ auto with_instance(int instance, const DoWith& do_with) {
     }
 }
 
-// After the kernel for shared keys. Calls do_with(keys) in the same way.
+// The instances that run after the kernel for shared keys. with_instance_after_prefix() calls do_with(keys) in the same way.
 constexpr bool is_instance_after_prefix(int instance) {
     return instance == static_cast<int>(DecodeKind::own_keys_after_prefix) ||
            instance == static_cast<int>(DecodeKind::two_heads_after_prefix);
@@ -259,7 +260,7 @@ KernelResources resources_of_decode(int step, int instance) {
         case DecodeStep::append_codes: return {kAppendThreads, 0};
         case DecodeStep::prefix:
             if constexpr (sm80::kHasPrefixKernels<Kernel>) {
-                using Prefix = sm80::PrefixOf<Kernel, 1>;  // of any number of classes
+                using Prefix = sm80::PrefixOf<Kernel, 1>;  // the same resources for any number of classes
                 static_assert(Prefix::kSharedBytes <= sm80::most_shared_bytes(Kernel::config));
                 return {Prefix::kThreads, Prefix::kSharedBytes};
             }

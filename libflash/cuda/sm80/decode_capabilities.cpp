@@ -1,4 +1,4 @@
-// The options of decode that the sm_80 kernels lack. plan/selection.cpp checks dtype, head dims and device.
+// The options of decode that the sm80 kernels do not support. plan/selection.cpp checks dtype, head dims and device.
 #include "cuda/attention/decode_params.h"
 #include "cuda/sm80/plan.h"
 #include "problem/check.h"
@@ -6,12 +6,12 @@
 namespace libflash::cuda::sm80 {
 namespace {
 
-// Scales of groups of channels are multiplied between products of 16 channels.
+// Scales of groups of channels are applied between products of 16 channels.
 bool has_groups_of_16(const CacheScale& scale, int64_t channels) {
     return scale.groups == 1 || channels / scale.groups % 16 == 0;
 }
 
-// The first requested option that decode lacks, or nullptr.
+// The first requested option that the kernels do not support, or nullptr.
 const char* option_decode_lacks(const KernelConfig& config, const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
     const int64_t rope = cache.rope_dim(), of_k = problem.head_dim - rope;

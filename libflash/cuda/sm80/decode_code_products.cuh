@@ -1,6 +1,6 @@
-// The two products of decode for 16 query rows and 16 keys of a warp, from 8-bit codes in shared memory: they become operands
-// of mma.sync in registers. Fragments hold the same numbers in the same places as those of DecodeProducts, so all sums have
-// the bits of a cache of the type of the queries with the values of the codes.
+// The two products of decode for 16 query rows and 16 keys of a warp, from 8-bit codes in shared memory. Codes are converted to
+// operands of mma.sync in registers. Fragments hold the same numbers in the same places as those of DecodeProducts, so all sums
+// have the same bits as with a cache of the type of the queries that holds the values of the codes.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
@@ -10,8 +10,8 @@
 
 namespace libflash::cuda::sm80 {
 
-// Codes of 16 keys or values. Chunks of 16 codes change places within 128 bytes, so that the same chunk of eight rows is in
-// eight groups of four banks.
+// The layout of the codes of 16 keys or values in shared memory. Chunks of 16 codes are permuted within 128 bytes, so that the
+// same chunk of eight rows is in eight different groups of four banks.
 template <int kHeadDim>
 struct CodeSlab {
     static __device__ __forceinline__ int swizzle(int row) { return kHeadDim == 64 ? row / 2 % 4 : row % 8; }
@@ -52,8 +52,8 @@ struct DecodeCodeProducts {
             for (int e = 0; e < 4; ++e) s[n][e] += odd[n][e];
     }
 
-    // o += P V. Transposed as pairs of bytes, codes of two channels and two keys come to a lane. Of each 16 channels the even
-    // ones are the columns of a block of o and the odd ones those of the next block: first_channel().
+    // o += P V. ldmatrix.trans transposes pairs of bytes, so a register holds codes of two channels and two keys. Of each 16
+    // channels the even ones are the columns of a block of o, and the odd ones those of the next block: first_channel().
     template <CodeType kCode>
     static __device__ __forceinline__ void add_values(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
                                                       int lane) {
@@ -65,7 +65,7 @@ struct DecodeCodeProducts {
             uint32_t codes[4];  // keys 0 to 7 and 8 to 15 of a chunk, then of the next one
             ldmatrix_x4_trans(codes, shared_address(values + (first ^ chunk * 16)));
 #pragma unroll
-            for (int i = 0; i < 4; ++i) codes[i] = select_bytes(codes[i], 0, 0x3120);  // by channels
+            for (int i = 0; i < 4; ++i) codes[i] = select_bytes(codes[i], 0, 0x3120);  // ordered by channel
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 float (&even)[4] = o[2 * (chunk + i)], (&odd)[4] = o[2 * (chunk + i) + 1];

@@ -1,9 +1,9 @@
-// Decode over a cache of 8-bit codes: a stage holds codes. Every value is exact in the type of the queries, so all products
-// have the bits of a cache of that type with the same values. Where each warp works on the keys that it loaded, codes become
-// operands of the products in registers (decode_code_products.cuh; with few query rows decode_few_rows.cuh). Where warps share
-// keys, and with rare options, each warp converts the 16 keys and values that it loaded through shared memory before a tile is
-// used; with wide heads both warps convert a half of the keys, and the values later. decode_scales.cuh has the scales. `Body`:
-// Decode in decode_range.cuh.
+// Decode over a cache of 8-bit codes: a stage holds codes. The type of the queries represents the value of every code exactly, so
+// all products have the same bits as with a cache of that type that holds the values. Where each warp works on the keys that it
+// loaded, codes become operands of the products in registers (decode_code_products.cuh; with few query rows decode_few_rows.cuh).
+// Where warps share keys, and with rare options, each warp converts the 16 keys and values that it loaded through shared memory
+// before a tile is used. With wide heads each of two warps converts half of the keys, and later half of the values.
+// decode_scales.cuh has the scales. `Body`: Decode in decode_range.cuh.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
@@ -18,7 +18,7 @@ template <class Body>
 struct DecodeCodes {
     using T = typename Body::Element;
     using Slab = typename Body::Slab;
-    static constexpr int kHeadDim = Body::kChannels, kChunks = kHeadDim / 16;  // of 16 codes
+    static constexpr int kHeadDim = Body::kChannels, kChunks = kHeadDim / 16;  // chunks of 16 codes of a row
     static constexpr int kParts = Body::kParts, kWarps = Body::kThreads / 32 / kParts;
 
     Body& body;
@@ -34,8 +34,8 @@ struct DecodeCodes {
             for (int i = 0; i < kRounds; ++i) convert_chunks<kCode>(from, to, i);
         }
     }
-    // Eight lanes take four chunks of an even and an odd row. They write chunks of the same parity, which the swizzle of the odd
-    // row turns into the other one, so that there are no bank conflicts.
+    // Eight lanes process four chunks of an even row and four chunks of an odd row. The chunks that they write together have the
+    // same parity, but the swizzle changes the parity in the odd row, so that there are no bank conflicts.
     template <CodeType kCode>
     __device__ __forceinline__ void convert_chunks(const char* from, char* to, int round) const {
         const int eighth = round * 4 + body.lane / 8, row = eighth / (kChunks / 4) * 2 + body.lane / 4 % 2,
@@ -47,7 +47,8 @@ struct DecodeCodes {
         *reinterpret_cast<uint4*>(to + Slab::offset(row, 2 * chunk + 1)) = high;
     }
 
-    // The last channels of the keys are no codes: after those of the tile, which are zeros there.
+    // Copies the channels of k_rope_cache, which are not codes, to the end of the converted keys, where the conversion has
+    // written zeros.
     __device__ __forceinline__ void copy_rope(const char* from, char* to) const {
         constexpr int kRopeChunks = Body::kRopeChannels / 8;
         const int first = body.params.k_channels / 8, chunks = (body.params.rope.channels + 7) / 8;
@@ -69,8 +70,8 @@ struct DecodeCodes {
         }
     }
 
-    // Converts the keys and values that this warp loaded. Before, the warp has waited for them; after, the caller synchronises.
-    // With kConvertsInTurn: the keys alone.
+    // Converts the keys and values that this warp loaded; with kConvertsInTurn only the keys. The caller waits for the loads
+    // before and synchronises the warps after it.
     __device__ __forceinline__ void convert(int stage) const {
         if (body.existing(stage, body.warp) == 0) return;
         with_type([&](auto code) {
@@ -83,7 +84,7 @@ struct DecodeCodes {
         }
     }
 
-    // With kConvertsInTurn, after the products of the keys, whose place the values take.
+    // With kConvertsInTurn: converts the values, after the products with the keys, and overwrites the converted keys.
     __device__ __forceinline__ void convert_values(int stage) const {
         if (body.params.values_in_keys) return;
         Body::synchronize_parts();
@@ -93,7 +94,7 @@ struct DecodeCodes {
         Body::synchronize_parts();
     }
 
-    // The products of a slab, from codes in a stage.
+    // The products with 16 keys or values, from codes in a stage.
     using Products = std::conditional_t<Body::kHasFewRows, typename Body::Products, DecodeCodeProducts<T, kHeadDim>>;
     __device__ __forceinline__ void multiply_keys(int stage, int group) const {
         const char* const keys = body.stored_keys(stage, group);

@@ -1,5 +1,5 @@
-// The attention kernel of decode after the kernel for shared keys (decode_prefix.cuh): a warp goes on from the sums of its rows
-// over the shared keys of its class. `Body`: Decode in decode_range.cuh.
+// The attention kernel of decode after the kernel for shared keys (decode_prefix.cuh): a warp continues from the sums of its rows
+// over the shared keys of its class, which are in the workspace. `Body`: Decode in decode_range.cuh.
 #pragma once
 
 #include "cuda/attention/shared_prefix.cuh"
@@ -13,7 +13,7 @@ struct DecodeContinued {
 
     Body& body;
 
-    // Leaves only those keys of the split that are not in the sums; whether there are sums.
+    // Removes the keys that are in the sums from the range of the split. Returns whether there are sums.
     __device__ __forceinline__ bool skip_shared_keys(VisibleKeys& range) const {
         const DecodeParams& params = body.params;
         const int keys = shared_keys_of(params.shared, params.batch, body.work_tile.batch);

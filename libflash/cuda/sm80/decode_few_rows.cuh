@@ -1,12 +1,13 @@
 // The two products of decode for up to 8 query rows and 16 keys of a warp, from 8-bit codes in shared memory. Keys and channels
-// are the rows of mma.sync, query rows its columns: S^T = K Q^T and O^T = V^T P^T. That takes half the instructions and registers
-// of a product of 16 query rows, 8 of which would be empty. S is transposed in registers to the layout of DecodeProducts. Steps
-// of 16 channels and of 16 keys are those of DecodeProducts, so all sums have the bits of a cache of the type of the queries with
-// the values of the codes.
+// are the rows of mma.sync, query rows its columns: S^T = K Q^T and O^T = V^T P^T. This takes half the instructions and registers
+// of products of 16 query rows, 8 of which would be empty. S is transposed in registers to the layout of DecodeProducts. The
+// products have the same steps of 16 channels and of 16 keys as DecodeProducts, so all sums have the same bits as with a cache of
+// the type of the queries that holds the values of the codes.
 //
-// Half products: codes, NaN included, become `half` in fewer instructions than bfloat16. So bfloat16 queries and weights become
-// `half`, too, where that is exact and no number becomes subnormal: queries times a power of two that is the same for all rows of
-// the warp, weights times kWeightScale. Else all numbers are bfloat16. The bits are the same.
+// Half products: codes, including NaN, are converted to `half` in fewer instructions than to bfloat16. So bfloat16 queries and
+// weights are converted to `half`, too, where this is exact and no number becomes subnormal: queries times a power of two that is
+// the same for all rows of the warp, weights times kWeightScale. Otherwise all operands are bfloat16. The results have the same
+// bits in both cases.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
@@ -20,7 +21,7 @@
 
 namespace libflash::cuda::sm80 {
 
-// Whether bfloat16 queries have half products.
+// Whether products with bfloat16 queries may use `half`.
 constexpr bool kHasHalfProducts = true;
 
 template <class T, int kHeadDim>
@@ -30,11 +31,12 @@ struct DecodeFewRows {
     using Tile = SharedTile<kRows, kHeadDim>;
     static constexpr int kSteps = kHeadDim / 16, kTiles = kHeadDim / 16;
     static constexpr bool kMayBeHalf = std::is_same_v<T, __nv_bfloat16> && kHasHalfProducts;
-    // A weight is at most 2^9 times a little more than 1 or, with a scale near the largest float, twice that: `half` can
-    // represent 2^5 times as much. Weights from 2^-19 on do not become subnormal.
+    // The factor of weights (P times the scale of the value divided by the base). A weight is at most a little more than 2^9 or,
+    // with a scale near the largest float, 2^10; `half` can represent 2^5 times as much. With the factor, weights of at least
+    // 2^-19 do not become subnormal.
     static constexpr float kWeightScale = kMayBeHalf ? 32.0f : 1.0f;
-    // GPUs from sm_90 on add up the 16 products of an instruction at once, so any order of the channels of a step will do: then
-    // the four codes of a lane are neighbours. Before, they add up 8 at a time.
+    // GPUs from sm_90 on add up the 16 products of an instruction at once, so the order of the channels in a step does not
+    // matter, and the four codes of a lane can be neighbours. Older GPUs add up 8 products at a time.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     static constexpr bool kNeighbours = true;
 #else
@@ -43,7 +45,7 @@ struct DecodeFewRows {
 
     uint32_t qf[kSteps][2];
     bool half_queries;  // with kMayBeHalf
-    float of_queries;   // then scores are multiplied by it
+    float of_queries;   // with half_queries: the factor for the scores
 
     // `q`: 8 rows in shared memory.
     __device__ __forceinline__ void load_queries(const char* q, int lane) {
@@ -59,8 +61,9 @@ struct DecodeFewRows {
         if constexpr (kMayBeHalf) find_half_queries();
     }
 
-    // Numbers are compared by the bits of their magnitudes, two at a time. 2^15 less a magnitude is largest for the smallest one,
-    // and negative for 0.
+    // Decides whether the queries are multiplied as `half`, and converts them. The bits of the magnitudes are compared as
+    // integers, two at a time. 2^15 minus a magnitude is largest for the smallest magnitude, and negative for 0, which does not
+    // count.
     __device__ __forceinline__ void find_half_queries() {
         uint32_t most = 0, least = 0x80008000u;
 #pragma unroll
@@ -73,8 +76,9 @@ struct DecodeFewRows {
             return __reduce_max_sync(0xffffffffu, max(bits >> 16, static_cast<int>(static_cast<int16_t>(pair))));
         };
         const int high = largest(most) >> 7, low = (0x8000 - largest(least)) >> 7;
-        // Exponents, with the bias 127. The largest one becomes 15, the smallest one at least -14. A product with a code is a
-        // normal float with and without the power of two.
+        // `high` and `low` are the exponents, with the bias 127, of the largest and the smallest magnitude. The factor makes the
+        // largest exponent 15, so the smallest is at least -14. The limits of `high` ensure that the product of a query and a
+        // code is a normal float with and without the factor.
         half_queries = high >= 127 - 60 && high <= 127 + 60 && high - low <= 29;
         if (!half_queries) return;
         const float factor = float_of(static_cast<uint32_t>(127 + 127 + 15 - high) << 23);
@@ -100,8 +104,8 @@ struct DecodeFewRows {
         transpose(s, sums);
     }
 
-    // Of rows `lane / 4` and `lane / 4 + 8` of the keys and 2 query rows. Even and odd steps have separate accumulators, as in
-    // DecodeProducts.
+    // The products of keys `lane / 4` and `lane / 4 + 8` with two query rows. Even and odd steps have separate accumulators, as
+    // in DecodeProducts.
     template <CodeType kCode, class Number>
     __device__ __forceinline__ void add_keys(float (&even)[4], const char* keys, int lane, Number) const {
         const int key = lane % 16, first = Slab::offset(key, lane / 16);
@@ -134,8 +138,8 @@ struct DecodeFewRows {
         for (int e = 0; e < 4; ++e) even[e] += odd[e];
     }
 
-    // From (key lane / 4, query rows 2t and 2t + 1), (key lane / 4 + 8, the same rows), t = lane % 4, to (query row lane / 4,
-    // keys 2t and 2t + 1), (the same row, keys 2t + 8 and 2t + 9).
+    // With t = lane % 4: `sums` has (key lane / 4, query rows 2t and 2t + 1), then (key lane / 4 + 8, the same rows). `s` gets
+    // (query row lane / 4, keys 2t and 2t + 1), then (the same row, keys 2t + 8 and 2t + 9).
     static __device__ __forceinline__ void transpose(float (&s)[2][4], const float (&sums)[4]) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -168,8 +172,8 @@ struct DecodeFewRows {
         add_weighted<kCode>(o, pf, values, lane, T());
     }
 
-    // Transposed as pairs of bytes, codes of two channels and two keys come to a lane: of each 16 channels, rows 0 to 7 of a
-    // product are the even ones and rows 8 to 15 the odd ones.
+    // ldmatrix.trans transposes pairs of bytes, so a register holds codes of two channels and two keys. Of each 16 channels the
+    // even ones are rows 0 to 7 of a product and the odd ones rows 8 to 15.
     template <CodeType kCode, class Number>
     static __device__ __forceinline__ void add_weighted(float (&o)[kTiles][4], const uint32_t (&p)[2], const char* values,
                                                         int lane, Number) {

@@ -7,21 +7,22 @@
 
 namespace libflash::cuda {
 
-// Which keys a warp works on, and whether the attention kernel appends a new row.
+// The instances: which keys a warp works on, what the cache holds, and whether the attention kernel appends a new row.
 //   shared_keys       more than 16 query rows share a key head: each warp has its own rows and works on all keys
 //   own_keys          each warp works on the keys that it has loaded
 //   own_keys_append   the same, and the kernel appends one new row and rotates the queries
 //   two_heads         like own_keys, for two key heads per thread block
 //   two_heads_append  the same, and the kernel appends and rotates
-//   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only. ..._append: as above, with quantisation; of
-//                     two_heads only with few rows (can_append_codes())
-//   ..._few_rows      over codes: at most 8 query rows share a key head
+//   ..._of_codes      the cache holds codes of 8 bits; only for 16-bit queries. ..._append: the kernel also quantises the new
+//                     row; for two heads only with few rows (can_append_codes())
+//   ...few_rows...    codes, and at most 8 query rows share a key head
 //   ..._scaled        the cache holds elements of the type of the queries, with scales
 //   ragged...         rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
-//   general...        the same for rare options of the cache (host/problem_params.h), with scales or without
-//   general_scaled    that of wide heads with scales; without scales it is general
+//   general...        like ragged..., with the rare options of the cache (host/problem_params.h), with scales or without
+//   general_scaled    only for wide heads, with scales; `general` is then the instance without scales
 //   ..._after_prefix  the sums over keys that sequences share are in the workspace (decode_prefix.cuh)
-//   invariant         invariant rows over a cache of the type of the queries (decode_invariant.cuh); with other options general
+//   invariant         invariant rows over a cache of the type of the queries (decode_invariant.cuh). With other options the
+//                     general instance computes invariant rows
 enum class DecodeKind {
     shared_keys,
     own_keys,
@@ -67,7 +68,7 @@ constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_i
     return appends_inside ? DecodeKind::own_keys_append : DecodeKind::own_keys;
 }
 
-// `general`: has rare options.
+// `general`: the problem has rare options.
 constexpr DecodeKind ragged_decode_kind(DecodeStorage storage, bool general, bool wide) {
     const bool codes = storage == DecodeStorage::codes;
     if (wide && storage == DecodeStorage::scaled) return DecodeKind::general_scaled;
@@ -75,7 +76,7 @@ constexpr DecodeKind ragged_decode_kind(DecodeStorage storage, bool general, boo
     return codes ? DecodeKind::ragged_of_codes : DecodeKind::ragged;
 }
 
-// Whether the instance over codes for so many rows of a key head can append.
+// Whether the instance for codes and `rows` query rows per key head can append.
 constexpr bool can_append_codes(int key_heads, int64_t rows) { return key_heads == 1 || are_few_rows(rows); }
 
 constexpr const char* decode_kind_name(DecodeKind kind) {
@@ -107,7 +108,7 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
     }
 }
 
-// Whether there are the instances for shared keys: for 16-bit types, with all sums of a warp in registers.
+// Whether there are instances for keys that sequences share: only for 16-bit types, and if all sums of a warp fit into registers.
 constexpr bool has_prefix_kernels(int head_dim, int element_bytes) { return head_dim <= 128 && element_bytes == 2; }
 constexpr int kPrefixWarps = 4, kPrefixRows = kPrefixWarps * kDecodeSlab;  // of a thread block of the kernel for shared keys
 

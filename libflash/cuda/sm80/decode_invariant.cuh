@@ -1,9 +1,9 @@
-// Decode of invariant rows: the bits of a row are those of the prefill kernel of sm90, however many rows a call has. A thread
-// block has up to 16 query rows of a key head and a segment of the keys, or all segments where sequences are short. Its warps
-// multiply 16 keys of a tile each and exchange the scores through shared memory; then each has those of all keys of the tile, as
-// a warp of the prefill kernel has them, and adds P V of a part of the channels. So every sum has the order of that kernel:
-// tiles from the last to the first, the keys of a tile ascending, in one accumulator. Segments are folded here or by
-// fold_segments.cuh; invariant_softmax.cuh has the rule of a row.
+// Decode of invariant rows: a row has the same bits as in the prefill kernel of sm90, however many rows a call has. A thread
+// block has up to 16 query rows of a key head and a segment of the keys, or all segments where sequences are short. Each warp
+// multiplies 16 keys of a tile, and the warps exchange the scores through shared memory. Then each warp has the scores of all
+// keys of the tile, in the layout of the prefill kernel, and computes a part of the channels of P V. So every sum has the same
+// order as in that kernel: tiles from the last to the first, the keys of a tile ascending, in one accumulator. Segments are
+// folded here or by fold_segments.cuh. attention/invariant_softmax.cuh has the softmax of a row.
 #pragma once
 
 #include "cuda/attention/invariant_segments.h"
@@ -28,27 +28,28 @@ struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
     using T = typename Base::Element;
     static constexpr int kHeadDim = Base::kChannels, kTileK = Base::kTileK, kThreads = Base::kThreads;
     static constexpr int kStages = Kernel::config.stages, kWarps = kTileK / kDecodeSlab;
-    using Values = DecodeProducts<T, kHeadDim, kHeadDim, kWarps>;  // of the warp's channels
+    using Values = DecodeProducts<T, kHeadDim, kHeadDim, kWarps>;  // products with the warp's channels of V
     static constexpr int kBlocks = kHeadDim / 8 / kWarps;
     using Softmax = InvariantSoftmax<kTileK>;
-    // After the memory of decode: the scores of a tile. The rows are apart so that the lanes of a warp access different banks.
+    // After the shared memory of Decode: the scores of a tile. Rows are padded so that the lanes of a warp access different
+    // banks.
     static constexpr int kScoreRow = kTileK + 8;
     static constexpr int kSharedBytes = Base::kSharedBytes + kDecodeSlab * kScoreRow * static_cast<int>(sizeof(float));
-    // With few channels there are registers for three.
+    // With at most 64 channels registers suffice for three thread blocks per multiprocessor, else for two.
     static constexpr int kMinBlocks =
         decode_blocks_at_once(kSharedBytes, 227 * 1024, kThreads, (kHeadDim <= 64 ? 3 : 2) * kThreads);
     static_assert(Base::kSharedBytes % 16 == 0);
 
     Softmax softmax;
     typename Values::Sums o;  // the warp's channels
-    // Of the segments that have ended, where the thread block has all segments (params.splits is 1).
+    // The folded results of the segments that have ended, if the thread block has all segments (params.splits is 1).
     typename Values::Sums folded_o;
     InvariantFold folded[2];
 
     __device__ __forceinline__ InvariantDecode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
         : Base(p, memory, tile) {}
 
-    // Splits are segments, unless there is one split.
+    // Restricts the range to segment `split`. With one split the thread block has all segments.
     __device__ __forceinline__ static void take_segment(Range& range, const DecodeParams& p, int split) {
         if (p.splits == 1) return;
         const int64_t begin = p.segment > 0 ? int64_t{split} * p.segment : begin_of_segment(split),
@@ -79,7 +80,7 @@ private:
         return *reinterpret_cast<float2*>(scores() + (r * 8 + lane / 4) * kScoreRow + block * 8 + lane % 4 * 2);
     }
 
-    // As Decode::loop_over_keys, with descending tiles. A stage is free again when all warps have added the values of its tile.
+    // As Decode::loop_over_keys(), with descending tiles. A stage is free again when all warps have multiplied its values.
     __device__ __forceinline__ void loop_over_keys(const Range& range, const KeyLocations& locations) {
         const int begin = range.first / kTileK * kTileK, tiles = (range.last - begin + kTileK - 1) / kTileK;
         const auto first_key = [&](int tile) { return begin + (tiles - 1 - tile) * kTileK; };
@@ -111,12 +112,12 @@ private:
         cp_async_wait<0>();
     }
 
-    // Scores that other options change are in base-2 units before the softmax.
+    // Whether apply_rules() converts the scores to base-2 units before the softmax: with options that change scores.
     __device__ __forceinline__ bool are_scaled() const {
         return params.softcap > 0.0f || params.alibi_slopes.data || !(params.softmax_scale > 0.0f);
     }
 
-    // The scores of the warp's own 16 keys, for all warps.
+    // Computes the scores of the warp's own 16 keys and stores them for all warps.
     __device__ __forceinline__ void share_scores(int stage, int first_key, const Range& range) {
         const int first = first_key + this->own_keys();
         const uint32_t exist = this->existing(stage, warp);
@@ -139,7 +140,7 @@ private:
             }
     }
 
-    // Whether a segment ended with the tile before, and the next one is that of this thread block, too.
+    // Whether the previous tile was the last one of a segment and the thread block goes on with the next segment.
     __device__ __forceinline__ bool ended_segment(int first_key) const {
         if (params.splits > 1) return false;
         const int end = first_key + kTileK;
@@ -162,7 +163,7 @@ private:
     __device__ __forceinline__ void attend(int stage, int first_key, const Range& range) {
         if (ended_segment(first_key)) fold();
         share_scores(stage, first_key, range);
-        __syncthreads();  // the scores, and the values of all warps
+        __syncthreads();  // the scores are complete, and the values that other warps loaded have arrived
         typename Softmax::Scores p;
         float factor[2];
         if (probabilities(p, factor)) {
@@ -179,7 +180,8 @@ private:
             Values::add_values(o, pf, this->values(stage, step), lane, warp);
         }
     }
-    // All warps compute the same.
+    // Converts the scores of the tile to probabilities; all warps compute the same. Returns whether O must be multiplied by
+    // `factor`.
     __device__ __forceinline__ bool probabilities(typename Softmax::Scores& p, float (&factor)[2]) {
         const float scale = are_scaled() ? 1.0f : params.scale_log2;
         const Softmax before = softmax;
@@ -191,14 +193,14 @@ private:
         return softmax.apply(p, scale, true, factor);
     }
 
-    // `sum`: of the row in this segment.
+    // `sum`: the row sum of the segment.
     __device__ __forceinline__ void store_row(int packed, int r, float sum, bool has_keys) const {
         const int head_k = work_tile.head_k, first_channel = warp * kBlocks * 8 + lane % 4 * 2;
         const bool leads = warp == 0 && lane % 4 == 0;
         if (params.splits > 1) {
             const int64_t at = partial_row_of(head_k, packed) * params.splits + work_tile.split;
             if (leads) reinterpret_cast<float2*>(params.partial_lse)[at] = make_float2(softmax.kept_maximum[r], sum);
-            if (!has_keys) return;  // not read
+            if (!has_keys) return;  // fold_segments.cuh does not use the accumulators
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n)
                 *reinterpret_cast<float2*>(params.partial_out + at * kHeadDim + first_channel + n * 8) =
@@ -228,8 +230,8 @@ __global__ void __launch_bounds__(InvariantDecode<Kernel>::kThreads, InvariantDe
     using Body = InvariantDecode<Kernel>;
     allow_next_kernel();
     wait_for_previous_kernel();
-    // Consecutive thread blocks take the tiles of a key head; then follow heads and segments, the last ones first: they are
-    // longer.
+    // The order of thread blocks: first the tiles of a key head, then the key heads, then the segments. The last segments come
+    // first, because they are longer.
     const int head_of_all = divide(blockIdx.x, params.by_tiles), from_last = divide(head_of_all, params.by_heads);
     [[maybe_unused]] const int head = head_of_all - from_last * params.heads_k;  // unused where nvcc compiles for the host
     const int split = params.splits - 1 - from_last;
@@ -244,7 +246,8 @@ __global__ void __launch_bounds__(InvariantDecode<Kernel>::kThreads, InvariantDe
         Body::take_segment(range, params, split);
         Body(params, shared, work_tile).run(range);
     };
-    // Beside long chunks most sequences have one row. Others have no more thread blocks: most of these would find nothing.
+    // If the prefill kernel computes long chunks, most other sequences have one row. So each sequence has only the thread blocks
+    // for one row, and sequences with more rows loop: with more thread blocks most would find no rows.
     const bool beside_long = params.ragged.most_rows > 0;
     const int step = beside_long ? (params.group_size + kDecodeSlab - 1) / kDecodeSlab : 1;  // tiles_of_a_row()
     RaggedTile tile = beside_long ? RaggedTile{index / step, index % step} : find_ragged_tile(params, index, kDecodeSlab);
@@ -254,7 +257,7 @@ __global__ void __launch_bounds__(InvariantDecode<Kernel>::kThreads, InvariantDe
     const int end = beside_long ? ragged_tiles(sequence.rows * params.group_size, kDecodeSlab) : tile.tile + 1;
 #pragma unroll 1
     for (bool again = false; tile.tile < end; tile.tile += step, again = true) {
-        if (again) __syncthreads();  // the work tile and shared memory are no longer used
+        if (again) __syncthreads();  // no thread uses the work tile and shared memory any more
         run_tile(tile, sequence);
     }
 }

@@ -15,7 +15,7 @@ struct DecodeLoads {
     static constexpr int kHeadDim = Body::kChannels, kHeads = Body::kHeadsOfBlock, kThreads = Body::kThreads;
     static constexpr int kTileK = Body::kTileK, kTileRows = Body::kTileRows;
     static constexpr int kChunkValues = Body::kChunkValues, kChunks = kHeadDim / kChunkValues;
-    // Of the cache.
+    // The elements and 16-byte chunks of a row of the cache.
     using Stored = typename Body::Stored;
     static constexpr int kStoredValues = 16 / sizeof(Stored), kStoredChunks = kHeadDim / kStoredValues;
     static constexpr int kLanesPerRow = kStoredChunks < 32 ? kStoredChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
@@ -48,7 +48,7 @@ struct DecodeLoads {
     }
 
     // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros. The first 16 lanes
-    // compute the address of a key each, the others those of the values.
+    // compute the address of a key each, the other lanes that of a value. `location`: of key `lane`, in the first 16 lanes.
     // `consecutive`: keys that exist are consecutive rows of the cache, and can be read 16 bytes at a time.
     __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location, bool consecutive = false) {
         const CacheParams& cache = body.params.cache;
@@ -92,11 +92,11 @@ struct DecodeLoads {
         }
     }
 
-    // load_keys() of consecutive keys that all exist: addresses of rows follow from that of the first one.
+    // load_keys() for consecutive keys that all exist: the addresses of all rows follow from that of the first row.
     __device__ __forceinline__ void load_consecutive_keys(int head_k, int stage, const KeyLocation& location) {
         static_assert(kLanesPerRow == kStoredChunks);
         const int row = body.lane / kLanesPerRow, chunk = body.lane % kLanesPerRow, first = chunk * kStoredValues;
-        // Without signs, products of 64 bits take fewer instructions.
+        // With unsigned numbers, 64-bit products take fewer instructions.
         const uint32_t page = __shfl_sync(0xffffffffu, location.page, 0), at = __shfl_sync(0xffffffffu, location.row, 0) + row,
                        head = head_k;
         const auto load = [&](const RowsParams& rows, char* to, int channels) {
@@ -112,7 +112,8 @@ struct DecodeLoads {
         load(body.params.cache.v, body.stored_values(stage, body.warp), body.params.head_dim_v);
     }
 
-    // The channels of k_cache. Those of k_rope_cache follow them in a tile of elements; beside codes they have their own place.
+    // The channels of k_cache. In a tile of elements the channels of k_rope_cache follow them; with codes they are stored
+    // separately.
     __device__ __forceinline__ int key_channels() const {
         if constexpr (Body::kHasRareOptions) return body.params.k_channels;
         return body.params.head_dim;
@@ -126,7 +127,7 @@ struct DecodeLoads {
         if constexpr (Body::kMayBeInKeys) return first < Body::kValueChannels && !body.params.values_in_keys;
         return true;
     }
-    // `exist`: bits of the warp's keys.
+    // Starts the loads of the channels of k_rope_cache. Bit i of `exist`: key i of the warp exists.
     __device__ __forceinline__ void load_rope(int head_k, int stage, const KeyLocation& location, uint32_t exist) {
         const RopeParams& rope = body.params.rope;
         const int before = Body::kCodes ? 0 : body.params.k_channels / kChunkValues;

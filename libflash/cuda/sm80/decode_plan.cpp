@@ -1,7 +1,7 @@
-// The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace. Tiles and splits
-// do not depend on whether the cache holds codes of 8 bits or their values with the same scales, so that results have the same
-// bits, unless long chunks over the latter have a kernel of their own (DecodePrefill): it takes neither codes nor scales, and
-// changes the splits of the other sequences. Without scales many rows may have another kernel (sm90/decode_plan.cpp).
+// The plan of decode for sm_80 and later: splits, which kernel appends and rotates, launches, workspace. Tiles and splits are the
+// same whether the cache holds codes of 8 bits or the values of the codes, with the same scales or without scales, so that
+// results have the same bits. There are two exceptions for values without scales: long chunks may have a separate kernel
+// (DecodePrefill), which changes the splits of the other sequences, and many rows may have another kernel (sm90/decode_plan.cpp).
 #include <algorithm>
 
 #include "cuda/attention/invariant_segments.h"
@@ -27,9 +27,9 @@ bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
            !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
 }
 
-// For several waves of thread blocks. Thread blocks that begin together end together, and memory is idle until the next ones
-// have begun: so all but one thread block per multiprocessor of the first wave begin later. If the thread blocks of a
-// multiprocessor have enough bytes in flight with one stage fewer, they use one fewer, which is faster.
+// Delays some thread blocks if there are several waves. Thread blocks that begin together end together, and memory is idle until
+// the next thread blocks have begun. So in the first wave all thread blocks of a multiprocessor but one begin later. If the
+// thread blocks of a multiprocessor have enough bytes in flight with one stage fewer, they use one stage fewer, which is faster.
 void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
     constexpr int kEnoughBytes = 128 << 10;  // in flight per multiprocessor
     const KernelConfig& config = sizes.config;
@@ -44,7 +44,7 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
         plan.stages = config.stages - 1;
 }
 
-// The kernel for shared keys.
+// Plans the launch of the kernel for keys that sequences share (decode_prefix.cuh).
 void plan_prefix(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
     if (plan.prefix_tiles == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
     plan_prefix_launch(plan, problem, kPrefixRows, kernel.resources(static_cast<int>(DecodeStep::prefix), plan.instance.number));
@@ -72,7 +72,8 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
         plan.invariant_version = kInvariantVersion;
     }
     plan.key_heads = splits.key_heads;
-    const bool prefixes = !plan.invariant && uses_prefixes(sizes, splits);  // invariant rows have sums of their own
+    const bool prefixes =
+        !plan.invariant && uses_prefixes(sizes, splits);  // the instance for invariant rows cannot continue sums
     if (prefixes) plan.prefix_tiles = most_prefix_tiles(problem, kPrefixRows);
     const bool codes = storage == DecodeStorage::codes;
     plan.fused_append =

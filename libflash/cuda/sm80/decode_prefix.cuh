@@ -1,12 +1,13 @@
-// Decode of the keys that sequences of a group share, before the attention kernel: query rows of several sequences are packed
-// into one tile, so that keys are read once for all of them. The attention kernel goes on from the sums (decode_continued.cuh)
-// and combines them. sm90/decode_prefix.cuh does the same, with the same bits.
+// Decode of the keys that the sequences of a group share, before the attention kernel: query rows of several sequences are packed
+// into one tile, so that keys are read once for all of them. The attention kernel continues from the sums (decode_continued.cuh)
+// and combines the results. sm90/decode_prefix.cuh does the same, with the same bits.
 //
-// The hint must not change a bit. In the attention kernel a warp has the rows of one sequence and every kClasses-th group of 16
-// keys. Here a thread block has the keys of one of these classes, and each warp 16 rows of whole sequences, for which it does
-// what the warp of that class does, in the same order: the rows of a matrix product do not influence each other, and
-// the kept maximum of a row moves where a row of its own sequence requires it. A row leaves its accumulators, its kept maximum
-// and the row sums of its four lanes. Splits are those of the call without the hint.
+// The hint (shared_groups) must not change a bit of the result. In the attention kernel a warp has the rows of one sequence and
+// every kClasses-th group of 16 keys. The keys of such a warp form a class. Here a thread block has the keys of one class, and
+// each warp has 16 rows of whole sequences. For these rows the warp does what the warp of that class does in the attention
+// kernel, in the same order: the rows of a matrix product do not influence each other, and the kept maximum of a row is raised
+// only where a row of its own sequence requires it. For each row the kernel stores the accumulators, the kept maximum and the row
+// sums of the four lanes. The splits are those of the call without the hint.
 #pragma once
 
 #include "cuda/attention/combine_splits.cuh"
@@ -30,7 +31,7 @@ namespace libflash::cuda::sm80 {
 
 template <class T, int kHeadDim, int kClasses, int kStages>
 struct DecodePrefix {
-    // For DecodeLoads.
+    // Names that DecodeLoads needs.
     using Element = T;
     using Stored = T;
     using Products = DecodeProducts<T, kHeadDim>;
@@ -39,13 +40,13 @@ struct DecodePrefix {
     static constexpr bool kHasRareOptions = false, kCodes = false, kMayBeInKeys = false, kHasFewRows = false;
     static constexpr int kWarps = kPrefixWarps, kThreads = kWarps * 32, kTileRows = kPrefixRows;
     static constexpr int kChunkValues = 16 / sizeof(T);
-    static constexpr int kTileK = kWarps * kClasses * kDecodeSlab;  // a stage has the keys of one class of them
+    static constexpr int kTileK = kWarps * kClasses * kDecodeSlab;  // of all classes; a stage has the keys of one class
     using Loads = DecodeLoads<DecodePrefix>;
 
     static constexpr int kBlocks = kHeadDim / 8;
     static constexpr int kSlabBytes = Slab::kBytes, kStagesBytes = kStages * 2 * kWarps * kSlabBytes,
                          kQueryBytes = kTileRows * Slab::kRowBytes;
-    // After the queries: `existing` and block table entries of each stage, the rows and their keys.
+    // After the queries: `existing` and block table entries of each stage, rows() and row_keys().
     static constexpr int kSharedBytes =
         kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4 + kTileRows * (sizeof(int2) + sizeof(VisibleRange));
 
@@ -61,8 +62,9 @@ struct DecodePrefix {
     float s[2][4], o[kBlocks][4];
     float kept_maximum[2], row_sum[2];
     VisibleRange visible[2];           // of the lane's two rows
-    int begin, end, plain, plain_end;  // keys that any row of the warp sees, and that all of them see
-    uint64_t voters[2];                // lanes whose scores move the kept maximum of a row: of its rows 0 to 7, then 8 to 15
+    int begin, end, plain, plain_end;  // [begin, end): keys that some row of the warp sees; [plain, plain_end): that all rows see
+    // For each of the lane's rows: the lanes whose scores can raise its kept maximum, first in rows 0 to 7, then in rows 8 to 15.
+    uint64_t voters[2];
 
     __device__ __forceinline__ DecodePrefix(const DecodeParams& p, char* memory, int head, int range, int number)
         : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), head_k(head), split(range),
@@ -79,14 +81,14 @@ struct DecodePrefix {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
     }
     __device__ __forceinline__ int32_t* entries() const { return reinterpret_cast<int32_t*>(&existing(kStages, 0)); }
-    // Of each row of the tile: its sequence, negative if there is none, and its number there.
+    // For each row of the tile: its sequence (negative: there is no row) and its number in the sequence.
     __device__ __forceinline__ int2* rows() const { return reinterpret_cast<int2*>(entries() + kStages * kWarps * kDecodeSlab); }
     __device__ __forceinline__ VisibleRange* row_keys() const { return reinterpret_cast<VisibleRange*>(rows() + kTileRows); }
     __device__ __forceinline__ int first_key(int loading, int group) const {
         return loading + (group * kClasses + of_class) * kDecodeSlab;
     }
 
-    // Which rows the tile has and which of the shared keys each sees in this split.
+    // Stores which rows the tile has and which of the shared keys each row sees in this split.
     __device__ __forceinline__ void find_rows(const PrefixTile& tile) const {
         const int row = threadIdx.x;
         if (row < kTileRows) {
@@ -97,7 +99,7 @@ struct DecodePrefix {
         __syncthreads();
     }
 
-    // The keys of the rows of slab number `warp`, or of all.
+    // The range of keys that some row of the tile sees.
     __device__ __forceinline__ KeyRange range_of_tile() const {
         const VisibleRange low = row_keys()[lane], high = row_keys()[lane + 32];
         return {__reduce_min_sync(0xffffffffu, min(low.begin, high.begin)),
@@ -117,7 +119,7 @@ struct DecodePrefix {
             const int row = r * 8 + lane / 4;
             visible[r] = row_keys()[slab + row];
             voters[r] = voters_of_row(params, row);
-            // The scores of rows that do not exist are 0 and never raise it.
+            // The scores of rows that do not exist are 0, so they never raise this maximum.
             kept_maximum[r] = rows()[slab + row].x >= 0 ? kNoScore : 0.0f;
             row_sum[r] = 0.0f;
         }
@@ -172,7 +174,7 @@ struct DecodePrefix {
         }
     }
 
-    // Attention to 16 keys from `first` on, whose dot products are in `s`. The steps of Decode::attend().
+    // Attention to 16 keys from `first` on, whose dot products are in `s`: the steps of Decode::attend() after the product.
     __device__ __forceinline__ void finish_keys(int stage, int group, uint32_t exist, int first) {
         if (exist == 0 || first >= end || first + kDecodeSlab <= begin) return;
         scale_and_cap_log2(params, [&](const auto& rule) { for_all_scores(first, rule); });
@@ -194,7 +196,7 @@ struct DecodePrefix {
         products.add_values(o, s, stored_values(stage, group), lane);
     }
 
-    // The products of the next 16 keys are issued before the scores of these are used.
+    // The products with the next 16 keys are issued before the scores of the current keys are used.
     __device__ __forceinline__ void attend_stage(int stage, int loading) {
         float next[2][4], odd[2][4];
         uint32_t exist[kWarps];
@@ -264,7 +266,7 @@ struct DecodePrefix {
     }
 };
 
-// kClasses: the warps of the attention kernel that have keys of their own.
+// kClasses: the number of warps with different keys in the attention kernel.
 template <class Kernel, int kClasses>
 using PrefixOf = DecodePrefix<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim, kClasses, Kernel::config.stages>;
 
@@ -275,7 +277,7 @@ __global__ void __launch_bounds__(PrefixOf<Kernel, kClasses>::kThreads)
     using Body = PrefixOf<Kernel, kClasses>;
     allow_next_kernel();
     wait_for_previous_kernel();
-    // Consecutive thread blocks take the classes of a key head; then follow heads, tiles and splits. So the keys of a split are
+    // The order of thread blocks: first the classes of a key head, then key heads, tiles and splits. So the keys of a split are
     // read at about the same time.
     const int of_class = static_cast<int>(blockIdx.x % kClasses), index = static_cast<int>(blockIdx.x / kClasses);
     const int head_of_all = divide(index, params.by_heads), head = index - head_of_all * params.heads_k;

@@ -1,4 +1,4 @@
-// Whether decode takes the hint that sequences share their first keys, and how (decode_prefix.cuh). Host only, no CUDA header.
+// Whether decode uses the hint that sequences share their first keys (decode_prefix.cuh). Host only, no CUDA header.
 #pragma once
 
 #include "cuda/host/decode_splits.h"
@@ -9,13 +9,14 @@
 
 namespace libflash::cuda::sm80 {
 
-// Groups of fewer sequences, on average, and shorter caches do not pay for another kernel, nor do calls that leave most of the
-// GPU idle without splits.
+// The separate kernel is not worth its cost if groups have fewer sequences on average, if caches are shorter, or if without
+// splits the call would leave most of the GPU idle.
 constexpr int64_t kFewestSharers = 4, kFewestKeys = 256;
-// Sums of each row, and bytes of all of them: with more the workspace becomes too large.
+// Limits of the workspace: sums of each row, and bytes of all sums.
 constexpr int64_t kMostPrefixSums = 64, kMostPrefixBytes = 256 << 20;
 
-// The rows are as many in each sequence, at most a slab, and see the keys from the first one on.
+// Whether the problem allows it: all sequences have the same number of rows, at most kDecodeSlab per key head, the rows see the
+// keys from the first one on, and there are no other options of the cache.
 inline bool takes_prefixes(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
     const int64_t rows = problem.seqlen_q * problem.group_size();
@@ -25,7 +26,7 @@ inline bool takes_prefixes(const DecodeProblem& problem) {
            !problem.alibi_slopes.present && problem.mask_rule.left == MaskRule::kUnbounded;
 }
 
-// Of each class of the keys of a split.
+// Bytes of the sums of all rows for one class of the keys of one split.
 inline int64_t bytes_of_prefix_sums(const KernelConfig& config, const DecodeProblem& problem) {
     return problem.query_rows() * problem.heads_q * (config.head_dim_v + kPrefixStatistics) * static_cast<int64_t>(sizeof(float));
 }

@@ -9,7 +9,8 @@
 
 namespace libflash::cuda::sm80 {
 
-// Sums of groups of channels: each is added to `all` when its last channel has been added.
+// Scores as sums over groups of channels. After the last step of a group, multiply(part, group) may change the sum of the group,
+// which is then added to `all`.
 struct SumOfGroups {
     float (&all)[2][4];
     const int steps;  // of a group
@@ -67,7 +68,7 @@ struct DecodeProducts {
         begin_scores(s, odd, keys, lane);
         end_scores(s, odd);
     }
-    // In two parts, between which other instructions hide how long the products take.
+    // The same in two parts, so that other instructions between them hide the latency of the products.
     __device__ __forceinline__ void begin_scores(float (&s)[2][4], float (&odd)[2][4], const char* keys, int lane) {
         const auto address = Tile<16>::b_address(shared_address(keys), lane);
 #pragma unroll
@@ -91,7 +92,7 @@ struct DecodeProducts {
             for (int e = 0; e < 4; ++e) s[n][e] += odd[n][e];
     }
 
-    // The same with one accumulator, as wgmma adds them up.
+    // scores() with one accumulator: the order in which wgmma adds.
     __device__ __forceinline__ void scores_in_order(float (&s)[2][4], const char* keys, int lane) {
         const auto address = Tile<16>::b_address(shared_address(keys), lane);
 #pragma unroll
@@ -108,7 +109,7 @@ struct DecodeProducts {
         }
     }
 
-    // The same with a sum for each group of 16 * `steps` channels, which multiply(part, group) may change.
+    // scores() with a sum for each group of 16 * `steps` channels, which multiply(part, group) may change.
     template <class Multiply>
     __device__ __forceinline__ void scores_of_groups(float (&s)[2][4], const char* keys, int lane, int steps,
                                                      const Multiply& multiply) {
@@ -122,7 +123,7 @@ struct DecodeProducts {
             mma_m16n8k16(sum.part[1], q, kf[2], kf[3], T());
             sum.end_step(step == kSteps - 1, multiply);
         };
-        if constexpr (kParts > 1) {  // else the code is large
+        if constexpr (kParts > 1) {  // unrolled completely, the code would be large
 #pragma unroll 4
             for (int step = 0; step < kSteps; ++step) add_step(step);
         } else {
@@ -149,13 +150,13 @@ struct DecodeProducts {
         }
     }
 
-    // The same with P times weight(group, key, r) for each group of 16 * `steps` channels; r: which of the lane's two rows.
+    // add_values() with P times weight(group, key, r) for each group of 16 * `steps` channels; r: which of the lane's two rows.
     template <class Weight>
     __device__ __forceinline__ void add_values_of_groups(Sums& o, const float (&p)[2][4], const char* values, int lane, int steps,
                                                          const Weight& weight, int part) {
         auto address = Tile<16>::b_trans_address(shared_address(values), lane);
         uint32_t pf[4] = {};
-        int left = 0, group = 0, passed = 0;  // passed: steps of the first group that another part has
+        int left = 0, group = 0, passed = 0;  // passed: steps of the first group that belong to another part
         if constexpr (kParts > 1) {
             address = Tile<16>::template skip_columns<kValueSteps>(address, part * kValueSteps);
             group = part * kValueSteps / steps, passed = part * kValueSteps - group * steps;
@@ -179,7 +180,7 @@ struct DecodeProducts {
     }
 };
 
-// float32: FMA, in full precision. With few rows memory is still the bottleneck.
+// float32: fused multiply-adds, in full precision. With few rows memory bandwidth still limits the speed.
 template <int kHeadDim>
 struct DecodeProducts<float, kHeadDim, kHeadDim, 1> {
     template <int kRows>

@@ -1,14 +1,14 @@
-// Flash-Decoding for sm_80 and later: a few query rows per sequence against its KV cache (split-KV). A thread block computes one
-// split for one key head, or two adjacent ones; the rows of all query heads that share a key head are packed into one query tile.
+// Flash-Decoding for sm_80 and later: attention of a few query rows per sequence to its KV cache (split-KV). A thread block
+// computes one split for one key head or for two adjacent key heads; the rows of all query heads that share a key head are packed
+// into one query tile.
 //
-// Each warp loads 16 keys of a tile by itself (cp.async, kStages tiles in flight, or one fewer). Block table entries are loaded
-// with an earlier tile (key_lookup.cuh). Memory bandwidth limits the speed, so each multiprocessor has about 100 KB of loads in
-// flight.
+// Each warp loads 16 keys of a tile (cp.async, kStages tiles in flight, or one fewer). Block table entries are loaded with an
+// earlier tile (key_lookup.cuh). Memory bandwidth limits the speed, so each multiprocessor has about 100 KB of loads in flight.
 //   up to 16 rows    each warp works on the keys that it loaded, without barriers; at the end their results are combined
 //   more rows        each warp has its own 16 rows and works on all keys of the tile (kSharesKeys)
 //
-// The maximum of a row is kept until a score exceeds it by more than kSlack (base-2 units). With several splits each result,
-// divided by its own row sum, goes to the workspace; combine_splits.cuh computes the output.
+// The kept maximum of a row is raised only when a score exceeds it by more than kSlack (base-2 units). With several splits the
+// result of each split, divided by its own row sum, goes to the workspace; combine_splits.cuh computes the output.
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
@@ -41,20 +41,20 @@ namespace libflash::cuda::sm80 {
 
 enum class DecodeRows { equal, any, general };
 
-// kAppends: the kernel appends one new row per sequence and rotates it and the queries (appended_row.cuh, of codes
-// appended_codes.cuh). A separate instance, because this code costs time even if it is skipped.
+// kAppends: the kernel appends one new row per sequence and rotates this row and the queries (appended_row.cuh; to a cache of
+// codes appended_codes.cuh). This is a separate instance, because the code costs time even if it is skipped.
 //
-// kHeads: adjacent key heads per thread block; each has kWarps / kHeads of the warps. With two, reads of a key are longer and
-// there are fewer thread blocks.
+// kHeads: adjacent key heads per thread block; each has kWarps / kHeads of the warps. With two heads more contiguous bytes are
+// read of each key, and there are fewer thread blocks.
 //
 // kStorage: the cache has scales (decode_scales.cuh), or holds codes of 8 bits (decode_codes.cuh).
 //
-// kRows: rows of any lengths, positions and trees (ragged_keys.cuh). The kernel finds the sequence of the work tile. General:
-// also the rare options of the cache: scales of groups of channels, a shard of the keys, k_rope_cache, float32 results,
-// invariant rows.
+// kRows: `equal`: all sequences have the same number of query rows. `any`: rows of any lengths, positions and trees
+// (ragged_keys.cuh); the kernel finds the sequence of the work tile. `general`: as `any`, with the rare options of the cache:
+// scales of groups of channels, a shard of the keys, k_rope_cache, float32 results, invariant rows.
 //
 // kValueDim: channels of the values. With wide heads two warps have the same rows and keys. Both compute all scores, which costs
-// less than an exchange, and each has half of the channels of O.
+// less than exchanging them, and each has half of the channels of O.
 //
 // kContinues: the sums over keys that sequences share are in the workspace (decode_continued.cuh).
 //
@@ -73,14 +73,13 @@ struct Decode {
     static_assert(!kFewRows || kConvertsInRegisters);
     using Products = std::conditional_t<kFewRows, DecodeFewRows<T, kHeadDim>, DecodeProducts<T, kHeadDim, kValueDim, kParts>>;
     static constexpr bool kHasFewRows = kFewRows;
-    static constexpr int kLaneRows = kFewRows ? 1 : 2, kElements = 2 * kLaneRows;  // of s[n]: of each row two columns
+    static constexpr int kLaneRows = kFewRows ? 1 : 2, kElements = 2 * kLaneRows;  // kElements: in use in s[n]
     static constexpr int kQueryRows = kFewRows ? cuda::kFewRows : kDecodeSlab;     // of a key head in shared memory
     static constexpr int kChannels = kHeadDim, kValueChannels = kValueDim, kHeadsOfBlock = kHeads;
-    // Blocks of a warp's O: of 8 channels and 16 rows or, with few rows, of 16 channels and 8 rows.
+    // Accumulator blocks of a warp's O: 8 channels and 16 rows each or, with few rows, 16 channels and 8 rows.
     static constexpr int kBlocks = kValueDim / (kFewRows ? 16 : 8) / kParts;
     static constexpr bool kSameKeys = kSharesKeys;
     static constexpr int kThreads = kWarps * kParts * 32;
-    // With kAppends.
     static constexpr bool kAppendsCodes = kAppends && kCodes;
     using NewRow = std::conditional_t<kAppendsCodes, AppendedCodes<T, kHeadDim, kThreads, kHeads>,
                                       AppendedRow<T, kHeadDim, kThreads, kHeads>>;
@@ -94,12 +93,13 @@ struct Decode {
     static constexpr int kSlabBytes = Slab::kBytes;
     using Stored = std::conditional_t<kCodes, uint8_t, T>;  // elements of the cache and of a stage
     static constexpr int kStoredSlabBytes = kCodes ? kDecodeSlab * kHeadDim : kSlabBytes;
-    // Of the channels that k_rope_cache has, beside codes.
+    // With codes, channels of k_rope_cache are stored in a separate part of the stage.
     static constexpr int kRopeChannels = most_rope_channels(kHeadDim);
     static constexpr int kRopeBytes = kCodes && kHasRareOptions ? kDecodeSlab * kRopeChannels * static_cast<int>(sizeof(T)) : 0;
     static constexpr int kStageBytes = kWarps * (2 * kStoredSlabBytes + kRopeBytes);  // K, V, then k_rope_cache
-    static constexpr bool kHasConvertedTile = kCodes && !kConvertsInRegisters;        // the tile in use, after the stages
-    static constexpr bool kConvertsInTurn = kHasConvertedTile && kParts > 1;          // its values take the place of its keys
+    static constexpr bool kHasConvertedTile =
+        kCodes && !kConvertsInRegisters;  // a converted copy of the tile in use, after the stages
+    static constexpr bool kConvertsInTurn = kHasConvertedTile && kParts > 1;  // the values overwrite the keys in the copy
     static constexpr int kConvertedBytes = kHasConvertedTile ? (kConvertsInTurn ? 1 : 2) * kWarps * kSlabBytes : 0;
     static constexpr int kStagesBytes = kStages * kStageBytes + kConvertedBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
@@ -120,16 +120,18 @@ struct Decode {
                       kTileBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
                   "the host counts the same");
     static constexpr float kSlack = kDecodeSlack;
-    static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
-    // Then numbers of lanes are computed again where they are needed; rules of rows also with few rows.
+    // How long some thread blocks wait before they start (decode_plan.cpp): longer than memory is idle between two thread blocks.
+    static constexpr uint32_t kDelayNs = 3000;
+    // Registers are scarce: lane and warp numbers are recomputed where they are needed, and find_row_rules() is called again for
+    // each use of its results. The latter also with few rows.
     static constexpr bool kFewRegisters = kRagged && (kScales || kParts > 1) && kHeadDim > 128;
     static constexpr bool kFindsRulesAgain = kFewRegisters || kFewRows;
-    static constexpr int kDelayMinTiles = 16;  // splits with fewer tiles are not delayed: it would cost too much
+    static constexpr int kDelayMinTiles = 16;  // splits with fewer tiles are not delayed: the delay would cost too much
 
-    // The work tile of a thread block. Consecutive thread blocks take the query tiles of one key head, so that they find the keys
-    // in the L2 cache; then follow heads, splits and sequences.
+    // The work tile of a thread block. The order is: first the query tiles of one key head, so that their thread blocks find the
+    // keys in the L2 cache, then heads, splits and sequences.
     struct WorkTile {
-        int batch, head_k, split, first_row, rows;  // rows: those of the tile that exist
+        int batch, head_k, split, first_row, rows;  // rows: how many rows of the tile exist
 
         __device__ __forceinline__ WorkTile(const DecodeParams& params, int index) {
             const int head = divide(index, params.by_tiles), range = divide(head, params.by_head_groups);
@@ -143,16 +145,16 @@ struct Decode {
 
     const DecodeParams& params;
     char* shared;
-    int lane, warp;  // warp: of those with different rows or keys
+    int lane, warp;  // the kParts warps with the same rows and keys have the same number `warp`
     std::conditional_t<kRagged, const RaggedWorkTile&, WorkTile> work_tile;
     Products products;
     float s[2][4], o[kBlocks][4];
     float kept_maximum[kLaneRows], row_sum[kLaneRows];
-    static constexpr int kValueBases = kHasRareOptions ? 2 : 1;  // of each row, or of both
-    float value_base[kValueBases];                               // with kScales
-    bool scales_stay;                                            // with few rows: those of a stage are those of all keys
-    bool continued = false;                                      // with kContinues: there are sums of shared keys
-    // Of the lane's two rows: find_row_rules().
+    static constexpr int kValueBases = kHasRareOptions ? 2 : 1;  // one per row of the lane, or one for both
+    float value_base[kValueBases];                               // with kScales (decode_scales.cuh)
+    bool scales_stay;                                            // with few rows: all keys have the same scales
+    bool continued = false;                                      // with kContinues: the sums start from those of shared keys
+    // The mask and ALiBi of the lane's rows, set by find_row_rules().
     VisibleRange visible[kLaneRows];
     int diagonal[kLaneRows];
     float slope[kLaneRows];
@@ -168,7 +170,8 @@ struct Decode {
         if constexpr (kParts == 1) return 0;
         return threadIdx.x / 32 % kParts;
     }
-    // As loads write them, and as products read them.
+    // Addresses in shared memory of 16 keys or values: those that warp number `group` loads. stored_...: as loads write them;
+    // keys(), values(): as products read them.
     __device__ __forceinline__ char* stored_keys(int stage, int group) const {
         return shared + stage * kStageBytes + group * kStoredSlabBytes;
     }
@@ -184,8 +187,9 @@ struct Decode {
     __device__ __forceinline__ char* values(int stage, int group) const {
         return keys(stage, kConvertsInTurn || (kMayBeInKeys && params.values_in_keys) ? group : kWarps + group);
     }
-    // Codes to be converted in shared memory: the halves of 128 bytes of an odd row change places, so that its chunks are in
-    // other banks than those of an even row. With 64 and 576 channels they are so anyway.
+    // The byte offset of a 16-byte chunk of a row in a stage. For codes that are converted through shared memory, the two halves
+    // of each 128 bytes of an odd row are exchanged, so that its chunks are in other banks than those of an even row. With 64 and
+    // 576 channels this is so without an exchange.
     static __device__ __forceinline__ int stored_offset(int row, int chunk) {
         if (!kCodes) return Slab::offset(row, chunk);
         if (kConvertsInRegisters) return CodeSlab<kHeadDim>::offset(row, chunk);
@@ -196,7 +200,7 @@ struct Decode {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
     }
     using Lookup = KeyLookup<kTileK, kStages>;
-    // With kScales: after the block table entries.
+    // With kScales: the scales of the stages, after the block table entries.
     __device__ __forceinline__ float* scales() const {
         return reinterpret_cast<float*>(&existing(kStages, 0)) + kStages * kWarps * kParts * kDecodeSlab;
     }
@@ -210,7 +214,8 @@ struct Decode {
         return {locations,  range, entries + (warp * kParts + part()) * kDecodeSlab, kWarps * kParts * kDecodeSlab,
                 own_keys(), lane};
     }
-    // Existing row number n. Heads vary fastest: row 0 of all heads, then row 1 of all heads.
+    // Where row number n of the rows that exist is. The order is: row 0 of all heads, then row 1 of all heads, and so on. packed:
+    // its number among all query rows of the key head. slab, in_slab: its place in shared memory.
     struct ExistingRow {
         int head_k, packed, slab, in_slab;
     };
@@ -229,7 +234,7 @@ struct Decode {
         }
     }
 
-    // The warps that have the same keys.
+    // Synchronises the warps that have the same keys.
     static __device__ __forceinline__ void synchronize_parts() {
         if constexpr (kParts > 1) {
             __syncthreads();
@@ -263,7 +268,7 @@ struct Decode {
         return head_k * params.group_size + row - query_row(row) * params.group_size;
     }
 
-    // The lane's rows; for rows that the tile does not have, its last one.
+    // The packed number of the lane's row r; if this row does not exist, that of the last row of the tile.
     __device__ __forceinline__ int packed_row(int r) const {
         return work_tile.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, work_tile.rows - 1);
     }
@@ -311,7 +316,7 @@ struct Decode {
             for (int e = 0; e < kElements; ++e) rule(s[n][e], e / 2, first_key + 8 * n + lane % 4 * 2 + e % 2);
     }
 
-    // From dot products to scores in base-2 units.
+    // Converts dot products to scores in base-2 units.
     __device__ __forceinline__ void apply_rules(int first_key, const Range& range) {
         scale_and_cap_log2(params, [&](const auto& rule) { for_all_scores(first_key, rule); });
         if (params.alibi_slopes.data) {
@@ -330,7 +335,8 @@ struct Decode {
         });
         if constexpr (kRagged) hide_gaps(first_key, range);
     }
-    // Of the keys of a row's range, hides those that the row does not see. One score after the other: registers are short.
+    // Hides the gaps: keys in a row's range that the row does not see. It processes one score after the other, because registers
+    // are scarce.
     __device__ __forceinline__ void hide_gaps(int first_key, const Range& range) {
         const TreeBits bits = range.tree_bits();
         if (!range.has_gaps(bits)) return;
@@ -345,8 +351,8 @@ struct Decode {
             if (hidden >> i & 1) s[i / 4][i % 4] = -INFINITY;
     }
 
-    // Raises the kept maximum of the lane's two rows to the maximum of the new scores and rescales their sums and accumulators.
-    // With invariant rows each row decides by its own scores.
+    // Raises the kept maximum of the lane's rows to the maximum of the new scores and rescales their sums and accumulators. With
+    // invariant rows it does so only for rows whose own scores require it.
     __device__ __forceinline__ void update_max() {
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
@@ -369,7 +375,8 @@ struct Decode {
         }
     }
 
-    // With few rows: multiplies O by the factors of the query rows, of which each lane gives that of its scores.
+    // With few rows: multiplies O by the factors of its query rows. `factor`: of the query row of this lane's scores. The lane's
+    // O is of two other query rows, whose factors come from other lanes.
     __device__ __forceinline__ void multiply_columns(float factor) {
         const float even = __shfl_sync(0xffffffffu, factor, lane % 4 * 8),
                     odd = __shfl_sync(0xffffffffu, factor, lane % 4 * 8 + 4);
@@ -419,7 +426,7 @@ struct Decode {
         }
     }
 
-    // Prepares the queries before the first tile. All threads have loaded them, in the cp.async group of that tile.
+    // Prepares the queries before the first tile. All threads have loaded them in the cp.async group of the first tile.
     __device__ __forceinline__ void begin_products(const NewRow& new_row) {
         __syncthreads();
         if constexpr (kAppends) {
@@ -459,7 +466,7 @@ struct Decode {
             return {{params}};
         }
     }
-    // `key`: the number of the new key. `all_stages`: the loads of a tile for each stage are under way.
+    // `key`: the number of the new key. `all_stages`: the loads for all stages have been issued.
     __device__ __forceinline__ void append(NewRow& new_row, const KeyLocations& locations, int key, bool all_stages) const {
         if constexpr (kAppendsCodes) {
             NewRow::template wait<kStages>(all_stages);
@@ -474,7 +481,8 @@ struct Decode {
     __device__ __forceinline__ void loop_over_keys(const Range& range, const KeyLocations& locations) {
         const int begin = range.first / kTileK * kTileK;
         int stage = 0;
-        // Rows of any lengths over codes: the two ways to share work have different numbers of stages.
+        // Rows of any lengths over codes: params.stages does not apply, because the two Bodies of RaggedInstance have different
+        // numbers of stages.
         const int stages = kRagged && kScales ? kStages : params.stages;
         const Lookup lookup = key_lookup(locations, range);
         if constexpr (kFewRows) scales_stay = Scales::stay(params);

@@ -16,13 +16,13 @@ struct DecodeResults {
     static constexpr int kValueDim = Body::kValueChannels, kHeads = Body::kHeadsOfBlock;
     static constexpr int kWarps = Body::kThreads / 32 / Body::kParts;
     static constexpr int kThreads = Body::kThreads;
-    // In shared memory, in the memory of the stages: a row of O of each warp, and four numbers.
+    // In shared memory, in the place of the stages: for each warp and query row a row of O, and four numbers.
     static constexpr int kPartRow = kValueDim + 8;
     static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= Body::kStagesBytes, "they fit");
 
     Body& body;
 
-    // Warps with partial results of the same row.
+    // How many warps have partial results of the same row (not Body::kParts).
     static constexpr int kParts = Body::kSameKeys ? 1 : kWarps / kHeads;
     __device__ __forceinline__ float* part(int slab, int row) const {
         return reinterpret_cast<float*>(body.shared) + (slab * kDecodeSlab + row) * kPartRow;
@@ -31,7 +31,7 @@ struct DecodeResults {
     __device__ __forceinline__ float* part_statistics(int slab, int row) const {
         return reinterpret_cast<float*>(body.shared) + kWarps * kDecodeSlab * kPartRow + (slab * kDecodeSlab + row) * 4;
     }
-    // The lane's channels of one of its two rows.
+    // Stores the lane's channels of one of its two rows.
     __device__ __forceinline__ void store_row(float* to, int r) const {
         const auto& o = body.o;
         if constexpr (Body::kConvertsInRegisters) {
@@ -45,7 +45,7 @@ struct DecodeResults {
                 *reinterpret_cast<float2*>(to + n * 8 + body.lane % 4 * 2) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
         }
     }
-    // With few rows a lane has channels of two rows that are not those of its scores.
+    // store_row() with few rows: the lane's O is of two query rows, which are not the query row of its scores.
     __device__ __forceinline__ void store_columns() const {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -99,8 +99,8 @@ struct DecodeResults {
         __syncthreads();
     }
 
-    // Stores the LSE of this split in the workspace or, without splits, the LSE of the row in the output, and then the factor
-    // that the sink leaves for the result.
+    // Stores the LSE of this split in the workspace. Without splits it stores the LSE of the row in the output instead, and the
+    // factor by which the sink reduces the result.
     __device__ __forceinline__ void store_lse(const ExistingRow& row, float lse) {
         const int head = body.query_head(row.head_k, row.packed);
         if (body.params.splits > 1) {

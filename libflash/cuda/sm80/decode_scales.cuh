@@ -1,8 +1,9 @@
-// Decode over a cache with scales. A scale of keys multiplies a column of scores. A scale of values multiplies P, after the row
-// sum, so that it costs nothing per channel. P * scale has to fit `half`: scales are divided by a power of two, the base of the
-// warp, at most the largest magnitude of a scale so far; the accumulators are multiplied by it at the end, which is exact.
+// Decode over a cache with scales. A scale of keys multiplies a column of scores. A scale of values multiplies P after the row
+// sum has been computed, so that it costs nothing per channel. P * scale has to fit `half`. So scales are divided by a power of
+// two, the base of the warp, which is at most the largest magnitude of a scale so far. At the end the accumulators are multiplied
+// by the base, which is exact.
 //
-// Scales of groups of channels, which the general instance alone has, multiply partial scores, and P once for each group.
+// Only the general instance supports scales of groups of channels. They multiply partial scores, and P once for each group.
 // `Body`: Decode in decode_range.cuh.
 #pragma once
 
@@ -12,9 +13,9 @@
 
 namespace libflash::cuda::sm80 {
 
-// A group has 16 channels or more.
+// The most groups of channels: a group has 16 channels or more.
 constexpr int most_scale_groups(int head_dim, bool general) { return general ? head_dim / 16 : 1; }
-// Scales of a slab: those of keys, then those of values; by groups.
+// How many scales belong to 16 keys and their values: first those of the keys, then those of the values, each group by group.
 constexpr int decode_slab_scales(int head_dim, int head_dim_v, bool general) {
     return (most_scale_groups(head_dim, general) + most_scale_groups(head_dim_v, general)) * kDecodeSlab;
 }
@@ -24,7 +25,7 @@ struct DecodeScales {
     static constexpr int kHeadDim = Body::kChannels;
     static constexpr int kMostGroups = most_scale_groups(kHeadDim, Body::kHasRareOptions);
     static constexpr int kOfSlab = decode_slab_scales(kHeadDim, Body::kValueChannels, Body::kHasRareOptions);
-    // Of products with few rows: P is multiplied by it, too.
+    // With few rows P is also multiplied by this factor (decode_few_rows.cuh).
     static constexpr float weight_scale() {
         if constexpr (Body::kHasFewRows) return Body::Products::kWeightScale;
         return 1.0f;
@@ -42,18 +43,18 @@ struct DecodeScales {
         return scales(stage, group) + kMostGroups * kDecodeSlab;
     }
 
-    // Whether the scales of a stage are those of all keys.
+    // Whether all keys have the same scales, so that the scales of a stage need to be loaded only once.
     static __device__ __forceinline__ bool stay(const DecodeParams& params) {
         const auto same = [](const CacheScaleParams& scale) { return !scale.data || (scale.block == 0 && scale.row == 0); };
         return same(params.k_scale) && same(params.v_scale);
     }
 
     // Starts to load the scales of the keys that this warp loads to a stage. `location`: of key `lane`, in the first 16 lanes.
-    // `first`: the first tile in the stage; scales that are the same for all keys stay there.
+    // `first`: this is the first tile in the stage. Scales that are the same for all keys are loaded only then.
     __device__ __forceinline__ void load_scales(int head_k, int stage, const KeyLocation& location, bool first) const {
         const bool of_values = body.lane >= kDecodeSlab;
         const CacheScaleParams& scale = of_values ? body.params.v_scale : body.params.k_scale;
-        // Without signs, products of 64 bits take fewer instructions.
+        // With unsigned numbers, 64-bit products take fewer instructions.
         const uint32_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
         const uint32_t row = __shfl_sync(0xffffffffu, location.row, body.lane % kDecodeSlab);
         const uint32_t batch = body.work_tile.batch, head = head_k;
@@ -85,7 +86,7 @@ struct DecodeScales {
         }
     }
 
-    // Q K^T with the scales of the keys.
+    // s = Q K^T, times the scales of the keys.
     __device__ __forceinline__ void scaled_products(int stage, int group) const {
         const CacheScaleParams& scale = body.params.k_scale;
         const auto multiply_by = [](float& score, float factor) { score *= factor; };
@@ -93,7 +94,7 @@ struct DecodeScales {
             if (scale.data && (scale.groups > 1 || body.params.rope.channels > 0)) {
                 const int steps = body.params.k_channels / scale.groups / 16;  // of the channels that have a scale
                 body.products.scores_of_groups(body.s, body.keys(stage, group), body.lane, steps, [&](auto& part, int of_group) {
-                    if (of_group >= scale.groups) return;  // those of k_rope_cache
+                    if (of_group >= scale.groups) return;  // the channels of k_rope_cache have no scale
                     with_scales(part, scales(stage, group) + of_group * kDecodeSlab, body.lane, multiply_by);
                 });
                 return;
@@ -108,7 +109,7 @@ struct DecodeScales {
         for (int r = 0; r < Body::kValueBases; ++r) body.value_base[r] = kSmallestBase;
     }
 
-    // P V with the scales of the values.
+    // o += P V, with P times the scales of the values.
     __device__ __forceinline__ void add_scaled_values(int stage, int group) const {
         const float* const of_values = value_scales(stage, group);
         if constexpr (Body::kHasRareOptions) {
@@ -126,7 +127,8 @@ struct DecodeScales {
         body.add_values(stage, group);
     }
 
-    // With groups, and with a base for each of the lane's rows: that of an invariant row depends on the keys that it sees alone.
+    // The same for the general instance: with groups, and with a separate base for each of the lane's rows, because the base of
+    // an invariant row may depend only on the keys that the row sees.
     __device__ __forceinline__ void add_values_of_rows(const float* of_values, const char* values) const {
         const int groups = body.params.v_scale.groups;
         float factor[2];
@@ -166,7 +168,7 @@ struct DecodeScales {
         return largest;
     }
 
-    // At most 2^126: its inverse is normal.
+    // The largest power of two that is not greater than `largest`, but at most 2^126, so that its inverse is a normal float.
     static __device__ __forceinline__ float base_for(float largest) {
         return float_of(min(bits_of(largest) & 0x7f800000u, 0x7e800000u));
     }
@@ -178,7 +180,7 @@ struct DecodeScales {
         body.value_base[0] = base;
     }
 
-    // After the last tile.
+    // Called after the last tile.
     __device__ __forceinline__ void finish() const {
         if (!body.params.v_scale.data) {
             if constexpr (kWeightScale != 1.0f) multiply(1.0f / kWeightScale);

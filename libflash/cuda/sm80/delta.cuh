@@ -1,6 +1,6 @@
-// delta of the caller: rowsum(dout * out) - dlse, which is the same for all parts of the keys of a row. The call for the first
-// part writes it, after the kernel of the softmax statistics; the others, which add, read it, and this kernel takes the place of
-// that one.
+// delta = rowsum(dout * out) - dlse in a tensor of the caller. If several calls compute the gradients, each for a part of the
+// keys, all of them need the same delta. The first call writes it: this kernel runs after the kernel of the softmax statistics.
+// The other calls (params.adds) read it: this kernel runs in place of the kernel of the softmax statistics.
 #pragma once
 
 #include "cuda/attention/softmax_statistics.cuh"

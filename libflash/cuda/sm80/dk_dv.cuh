@@ -57,7 +57,8 @@ struct DkDv {
     using Scores = typename Chunk::Scores;
     using Fragments = typename Chunk::Fragments;
 
-    // Shared memory: K, V, the stages (Q, dO, softmax statistics), the buffers (dS, and P if it is shared), Common.
+    // Shared memory: K, V, the stages (Q, dO, softmax statistics), the buffers (dS, and with a split P), Common, and in the
+    // general instance Shard.
     static constexpr int kStatisticsBytes = kBlockM * sizeof(SoftmaxStatistics);
     static constexpr int kStageBytes = 2 * QTile::kBytes + kStatisticsBytes;
     static constexpr int kBufferBytes = ScoreTile::kBytes * backward_score_tiles(kHeadDim, sizeof(T));
@@ -110,7 +111,7 @@ struct DkDv {
         return static_cast<Element*>(rows.data) + common().work.batch * rows.batch + row * rows.row + head * rows.head;
     }
 
-    // False: the thread block has no work. Otherwise ends with a barrier.
+    // Returns false if the thread block has no work. Otherwise ends with a barrier.
     __device__ __forceinline__ bool prepare() {
         const int index = params.part.first_work_tile + static_cast<int>(blockIdx.x);
         const TileCoordinates work = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch, index);
@@ -129,7 +130,7 @@ struct DkDv {
         return true;
     }
 
-    // The ranges of query rows that see the keys, and with positions the query tiles that follow from them.
+    // Stores the range of query rows that see each key of the tile. With positions, the query tiles follow from these ranges.
     __device__ __forceinline__ void prepare_shard(const TileCoordinates& work, const SequenceRows& k_rows) {
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         ShardRows all;
@@ -159,7 +160,7 @@ struct DkDv {
         load<KvTile>(KvTile::kBytes, start<const T>(params.v, start_row, c.work.head), params.v.row, first, length,
                      params.head_dim_v);
     }
-    // Q, dO and the softmax statistics of their rows.
+    // Loads Q, dO and the softmax statistics of their rows.
     __device__ __forceinline__ void load_stage(int stage, const Position& at) {
         const Common& c = common();
         const int first = at.tile * kBlockM, start_row = c.q_rows.start, length = c.q_rows.length;
@@ -212,8 +213,8 @@ struct DkDv {
 
     using ChannelAddress = ColumnAddress<QTile, kChannels / 16>;
 
-    // A B without a split. A: fragments of the warp's 32 keys and kChunk queries. B: the rows of these queries in the Q or dO
-    // tile, all channels.
+    // A B without a split. A: P^T or dS^T of the warp's 32 keys and kChunk queries, in registers. B: the rows of these queries in
+    // the Q or dO tile, all channels.
     __device__ __forceinline__ auto product_from_registers(const Fragments& f, uint32_t rows, int first) {
         const auto b_address = QTile::b_trans_address(rows + first * QTile::kRowBytes, hide_from_compiler(lane));
         return make_product<T, kChunk / 16, kAhead, 2, kChannels / 8>(
@@ -224,7 +225,8 @@ struct DkDv {
             [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
     }
 
-    // The same with a split: A from a transposed score tile, with all queries of the tile; B has this warp's channels.
+    // A B with a split. A: P^T or dS^T of the warp's 32 keys and all queries of the tile, from a transposed score tile. B: this
+    // warp's channels of the Q or dO tile.
     __device__ __forceinline__ auto product_from_shared(uint32_t scores, uint32_t rows) {
         const int at = hide_from_compiler(lane);
         const auto a_address = ScoreTile::a_address(scores, key_warp * 32, at);
@@ -237,8 +239,8 @@ struct DkDv {
             [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
     }
 
-    // P^T and dS^T of queries [first, first + kChunk) of the tile. Without a split also their products; with a split they are
-    // only stored.
+    // Computes P^T and dS^T of queries [first, first + kChunk) of the tile, and stores dS^T in shared memory. Without a split it
+    // also adds their products to dV and dK; with a split it stores P^T, too, and products() multiplies both.
     __device__ __forceinline__ void chunk(int stage, int buffer, const Position& at, int first, bool edge) {
         constexpr int kSteps = kHeadDim / 16;
         const Chunk rules(params, common().tiles, at.head, at.tile * kBlockM + first, common().tiles.first_col + key_warp * 32,
@@ -295,13 +297,13 @@ struct DkDv {
         return params.dq_accumulator + Accumulator::tile_offset(unit, at.tile);
     }
 
-    // The products that need the scores of all warps. `release` is called when this warp no longer reads the stage. The additions
-    // to the dQ accumulator are spread over the products of dV and dK, or overlap the loads of the next stage: all at once they
-    // would delay loads from shared memory. The condition in the loops is uniform; it keeps the compiler from moving the
-    // additions together.
+    // The products that need P and dS of all warps. Calls `release` when this warp no longer reads the stage. The additions to
+    // the dQ accumulator are spread over the products of dV and dK, or overlap the loads of the next stage: all at once they
+    // would delay loads from shared memory. The condition in the loops is the same for all threads; it keeps the compiler from
+    // moving the additions together.
     template <class Release>
     __device__ __forceinline__ void products(int stage, int buffer, const Position& at, const Release& release) {
-        // The general instance has no register to keep what follows from it.
+        // The general instance has no registers to keep values that are computed from the warp number.
         const int warp = (kGeneral ? hide_from_compiler(thread) : thread) / 32;
         float dq[Accumulator::kSlabs][Accumulator::kBlocks][4];
         clear(dq);
@@ -384,7 +386,8 @@ struct DkDv {
         cp_async_commit();
     }
 
-    // False: this launch is not the last one of the key tile (attention/gradient_sums.cuh).
+    // Adds the sums of earlier launches. Returns false if this launch is not the last one of the key tile
+    // (attention/gradient_sums.cuh).
     __device__ __forceinline__ bool add_parts(float (&sums)[2][kChannels / 8][4], int gradient) const {
         constexpr int kBlocks = kChannels / 8;
         const GradientSums<kThreads, 2 * kBlocks> parts(params.part, static_cast<int>(blockIdx.x), gradient,
@@ -392,7 +395,8 @@ struct DkDv {
         return parts.add_parts([&](int n) -> float* { return sums[n / kBlocks][n % kBlocks]; });
     }
 
-    // Stages the gradient in shared memory, in the tile of K or V at `offset`, so that the global stores are contiguous.
+    // Writes a gradient in T. It is staged in shared memory, in the tile of K or V at `offset`, so that the global stores are
+    // contiguous.
     __device__ __forceinline__ void store(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows,
                                           float factor, int channels) {
 #pragma unroll
@@ -411,7 +415,7 @@ struct DkDv {
                                          c.tiles.first_col, c.k_rows.owned, channels, params.vector_out, thread);
     }
 
-    // Writes or adds the gradient to floats.
+    // Writes the gradient to a float32 tensor or, if params.adds, adds it to one.
     __device__ __forceinline__ void add_or_store_floats(const float (&sums)[2][kChannels / 8][4], const RowsParams& rows,
                                                         float factor, int channels) {
         const Common& c = common();
@@ -427,7 +431,8 @@ struct DkDv {
         }
     }
 
-    // offset: of the tile of K or V, which is no longer read.
+    // Writes a gradient. `offset`: of the tile of K or V where it may be staged, which no warp reads any more. `wide`: the
+    // gradient is float32.
     __device__ __forceinline__ void finish(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows,
                                            bool wide, float factor, int channels) {
         if (kGeneral && wide) {

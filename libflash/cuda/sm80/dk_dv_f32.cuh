@@ -1,6 +1,6 @@
 // dK and dV in float32: the algorithm of dk_dv.cuh with 3xTF32 products (split_product.cuh), one stage, 16 queries at a time.
 // Without a split P^T and dS^T are left operands from registers. With a split they go through shared memory, which has space for
-// one of them: dS^T stays in registers until P^T has been read.
+// only one of them at a time: dS^T stays in registers until all warps have read P^T.
 #pragma once
 
 #include "cuda/sm80/dk_dv.cuh"
@@ -25,7 +25,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
 
     Scores delayed_ds;  // dS^T of this warp's queries until P^T has been read
 
-    // Recomputed at every use, unlike in the base class: registers are short.
+    // Recomputed at every use, unlike in the base class, because registers are scarce.
     __device__ __forceinline__ static int thread() { return hide_from_compiler(static_cast<int>(threadIdx.x)); }
     __device__ __forceinline__ static int lane() { return thread() % 32; }
     __device__ __forceinline__ static int key_warp() { return thread() / 32 / kSplit; }
@@ -45,7 +45,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
             [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); });
     }
 
-    // P^T and dS^T of queries [first, first + kChunk) of the tile.
+    // Computes P^T and dS^T of queries [first, first + kChunk) of the tile.
     __device__ __forceinline__ void make_scores(Scores& p, Scores& ds, const Position& at, int first, bool edge) {
         const Chunk rules(params, this->common().tiles, at.head, at.tile * kBlockM + first,
                           this->common().tiles.first_col + key_warp() * 32, this->statistics(0) + first, this->shard());
@@ -85,7 +85,8 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
                                  [=](int step, int block, uint32_t (&b)[2]) { pair.load(step * 8, block, b[0], b[1]); });
     }
 
-    // The same with P^T or dS^T from a transposed score tile, all rows of the Q or dO tile, and this warp's channels.
+    // As add_from_registers(), but P^T or dS^T of all queries of the tile comes from a transposed score tile, and B has only this
+    // warp's channels.
     __device__ __forceinline__ void add_from_shared(Gradient& sum, uint32_t scores, uint32_t rows, int channels) {
         constexpr int kTogether = 2;
         const int at = lane();
@@ -144,7 +145,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
     }
 
     // One stage: the thread blocks of a multiprocessor hide each other's latency. Only one position is kept, because registers
-    // are short.
+    // are scarce.
     __device__ __forceinline__ void loop_over_queries() {
         static_assert(kStages == 1, "");
         clear(dk);

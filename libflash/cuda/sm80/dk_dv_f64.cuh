@@ -1,5 +1,5 @@
-// dK and dV in float64: a thread block has a tile of keys and loops over the queries of all heads that share them. The sums
-// stay in registers; each warp has all keys and a part of the channels.
+// dK and dV in float64: a thread block has a tile of keys and loops over the query tiles of all heads that share the keys. The
+// sums stay in registers; each warp has all keys of the tile and a part of the channels.
 #pragma once
 
 #include "cuda/attention/query_tiles.cuh"
@@ -20,7 +20,7 @@ struct DoubleDkDv : DoubleGradients<kHeadDim, kTileQ, kTileK, true> {
 
     using Base::Base;
 
-    // False: the thread block has no work.
+    // Returns false if the thread block has no work.
     __device__ __forceinline__ bool prepare() {
         const TileCoordinates next = tile_coordinates<kTileK>(params.key_schedule, params.k_lengths, params.batch);
         if (next.batch < 0) return false;

@@ -25,7 +25,7 @@ template <int kHeadDim, int kBlockM, int kWarps>
 struct FloatDqAccumulator : DqAccumulator<float, kHeadDim, kBlockM, kWarps> {
     using Base = DqAccumulator<float, kHeadDim, kBlockM, kWarps>;
     using Base::kBlocks, Base::kRowWarps, Base::kSlabs, Base::kWarpFloats;
-    static constexpr int kTogether = kBlocks % 4 == 0 && kSlabs == 1 ? 4 : 2;  // column blocks
+    static constexpr int kTogether = kBlocks % 4 == 0 && kSlabs == 1 ? 4 : 2;  // column blocks per step
 
     // Adds dS K to the accumulator of the query tile. dS comes from the transposed score tile.
     template <int kBlockN>

@@ -1,5 +1,5 @@
-// dQ and dbias in float64, by tiles of queries: the order of all additions is fixed. One kernel has both, because they differ in
-// what becomes of dS; a launch computes one of them.
+// dQ and dbias in float64, by tiles of queries: the order of all additions is fixed. Each launch computes one of the two. They
+// share a kernel because they differ only in how dS is used.
 #pragma once
 
 #include "cuda/attention/bias_tile.cuh"
@@ -20,9 +20,9 @@ struct DoubleDq : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, si
     using Base::kElements, Base::kLanes, Base::kThreads, Base::kWarps, Base::kWide;
 
     KeyTiles<kTileQ, kTileK> tiles;
-    int2 keys;  // that the row of this thread sees
+    int2 keys;  // the keys [x, y) that the query row of this thread sees
     DoubleBlocks<kTileQ / 8, double_channel_blocks(kHeadDim)> dq;
-    double sums[kElements];  // of dbias: this thread's elements
+    double sums[kElements];  // dbias: sums of this thread's elements
 
     using Base::Base;
 
@@ -42,7 +42,7 @@ struct DoubleDq : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, si
         tiles.set_blocks(params.block_rows, work);
     }
 
-    // Adds the tiles of keys from `first` to `end` that the rows see.
+    // Adds those of the key tiles [first, end) that the rows see.
     __device__ __forceinline__ void add_keys(int first, int end) {
         const DoubleScore<BackwardParams> score(params, work, this->shard_rows().alibi_shift);
         const int key_head = work.head / params.group_size;
@@ -77,7 +77,7 @@ struct DoubleDq : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, si
         }
     }
 
-    // Adds all tiles of scores that add to the target: a tile of dQ, whose column is 0, or of dbias.
+    // Adds all tiles of scores that contribute to the target: a tile of dQ (its column is 0) or a tile of dbias.
     __device__ __forceinline__ void add_all(const BiasTile& target) {
         const int (&extent)[4] = params.dbias.extent;
         const bool bias = makes_bias();

@@ -1,6 +1,6 @@
-// The end of a row of decode_invariant.cuh, and the last kernel for rows with several segments: it folds them from the last to
-// the first, as the prefill kernel of sm90 does. The workspace has the accumulators of each segment and, in place of its LSE, its
-// kept maximum and its row sum.
+// Writes the results of decode_invariant.cuh. Where the segments of a row have separate thread blocks, a last kernel folds them
+// from the last to the first, as the prefill kernel of sm90 does. The workspace has the accumulators of each segment and, in
+// place of its LSE, its kept maximum and its row sum.
 #pragma once
 
 #include "cuda/attention/combine_splits.cuh"
@@ -34,8 +34,8 @@ struct FoldedRow {
     }
 };
 
-// Each thread has two channels. Segments are loaded kAtOnce at a time, also those of which the row sees no key: their
-// accumulators are undefined and count as zeros.
+// Each thread has two channels. Segments are loaded kAtOnce at a time, including those of which the row sees no key: their
+// accumulators are undefined and are replaced by zeros.
 template <class T, int kHeadDim>
 struct FoldSegments {
     static constexpr int kThreads = kHeadDim / 2, kAtOnce = 16;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(FoldSegments<T, Kernel::config.head_dim_v>::kT
     if (params.ragged.most_rows > 0) {
         rows = CombinedRows::sequence<kDecodeSlab>(params);
     } else if (queries.cu && RaggedRow::of(queries, params.batch, rows.first).batch < 0) {
-        return;  // rows of no sequence are not touched
+        return;  // a row that belongs to no sequence is not written
     }
 #pragma unroll 1
     for (int i = 0; i < rows.count; ++i)

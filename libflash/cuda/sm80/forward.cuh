@@ -1,7 +1,8 @@
 // FlashAttention-2 forward for sm_80 and later (Dao, arXiv 2307.08691): one thread block computes one tile of query rows of one
 // head. Each warp computes its own query rows against all keys; warps share only the tiles of K and V. (With 256 channels or more
 // two warps may share rows: row_pair.cuh, channel_pair.cuh.) Q stays in shared memory. All threads load with cp.async: V of a
-// tile during its Q K^T, K of the next tile during the softmax and P V. online_softmax.cuh describes the softmax.
+// tile is loaded during Q K^T of this tile, K of the next tile during the softmax and P V. online_softmax.cuh describes the
+// softmax.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -31,15 +32,16 @@
 
 namespace libflash::cuda::sm80 {
 
-// Warps that share query rows and have keys of their own: with float32 each has all keys (channel_pair.cuh).
+// Into how many parts the warps that share query rows divide the keys of a tile. With float32 they divide the channels instead,
+// and each warp has all keys (channel_pair.cuh).
 template <class T>
 constexpr int key_sharers(int sharers) {
     return std::is_same<T, float>::value ? 1 : sharers;
 }
 
-// kSharers: warps that share query rows. With two, each has half of the keys and half of the channels (row_pair.cuh).
+// kSharers: how many warps share query rows. With two, each has half of the keys and half of the channels (row_pair.cuh).
 // kGeneral: supports softcap, ALiBi, bias, mask, dropout, scales that are not positive, rows of any alignment, and shards.
-// kLongSums: adds up more keys than accumulators can (attention/long_sums.h).
+// kLongSums: supports more keys than the accumulators can add up accurately (attention/long_sums.h).
 // kStatistics: with statistics of the rows (forward_statistics.cuh).
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral, bool kLongSums,
           bool kStatistics = false>
@@ -63,14 +65,14 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
     using Epilogue = ForwardEpilogue<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
-    // The only instance of wide heads, and that with statistics, decide at run time.
+    // The instance for wide heads and the one for statistics decide at run time whether to use long sums.
     static constexpr bool kMayHaveLongSums = kLongSums && (kHeadDim > 256 || kStatistics);
-    static constexpr bool kLoadsLate = kHeadDim > 256;  // one copy of the code that starts the first loads
+    static constexpr bool kLoadsLate = kHeadDim > 256;  // run() starts the first loads, so that their code exists only once
 
     static constexpr bool kFloat = std::is_same<T, float>::value;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
     using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
-    // The same for all threads; in shared memory, because registers are short.
+    // Values that are the same for all threads. They are in shared memory because registers are scarce.
     struct Common {
         TileCoordinates work;
         SequenceRows q_rows, k_rows;
@@ -78,7 +80,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
         ScoreRules<T> rules;
         const T *q, *k, *v;
     };
-    // Wide heads in float32: K and V take turns in one tile.
+    // Wide heads in float32: K and V are loaded one after the other into the same tile.
     static constexpr int kVAt = QTile::kBytes + (kFloat && kSharers == 2 ? 0 : KvTile::kBytes);
     static constexpr int kTileBytes = kVAt + KvTile::kBytes;
     using Shard = ShardTile<kBlockM>;
@@ -97,14 +99,15 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
 
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kTileBytes); }
     __device__ __forceinline__ Shard& shard() const { return *reinterpret_cast<Shard*>(shared + kShardAt); }
-    // This warp's number among the warps that share rows, and the warp's first row in the tile.
+    // This warp's number among the warps that share its rows; the part of the keys that it has; and its first row in the tile.
     __device__ __forceinline__ int part() const { return warp % kSharers; }
     __device__ __forceinline__ int key_part() const { return kKeySharers == 1 ? 0 : part(); }
     __device__ __forceinline__ int warp_row() const { return warp / kSharers * kSlabs * 16; }
     __device__ __forceinline__ uint32_t q_smem() const { return shared_address(shared); }
     __device__ __forceinline__ uint32_t k_smem() const { return shared_address(shared) + QTile::kBytes; }
     __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + kVAt; }
-    // Row in the sequence of accumulator element e of slab a of this lane. Its column is first_column() + 8 * block + e % 2.
+    // The row in the sequence of accumulator element e of slab a of this lane. In block n the element has column
+    // first_column() + 8 * n + e % 2.
     __device__ __forceinline__ int row_of(int a, int e) const {
         if constexpr (kFloat || (kGeneral && kLongSums && kSharers == 1))  // no register is free to keep the row of the lane
             return common().tiles.first_row + (hide_from_compiler(warp) / kSharers * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
@@ -119,14 +122,14 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
         return tile * kBlockN + key_part() * kKeyBlocks * 8 + lane % 4 * 2;
     }
 
-    // False: the thread block has no work. Otherwise ends with a barrier.
+    // Returns false if the thread block has no work. Otherwise ends with a barrier.
     __device__ __forceinline__ bool prepare() {
         const int index = (kLongSums ? params.first_work_tile : 0) + static_cast<int>(blockIdx.x);
         const TileCoordinates work = tile_coordinates<kBlockM>(params.schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return false;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kBlockM >= q_rows.owned) return false;
-        // Every thread computes it, so that the first loads do not wait for thread 0, which stores it.
+        // Every thread computes these values, so that the first loads need not wait until thread 0 has stored them.
         Common c;
         c.work = work;
         c.q_rows = q_rows;
@@ -147,7 +150,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
         return true;
     }
 
-    // The ranges of keys that the rows see, and with positions the key tiles that follow from them.
+    // Stores the range of keys that each row of the tile sees. With positions, the key tiles follow from these ranges.
     __device__ __forceinline__ void prepare_shard(Common& c) {
         ShardRows all;
         all.init(params.shard, params.mask, c.q_rows, c.k_rows, c.work.batch);
@@ -205,8 +208,8 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
         }
     }
 
-    // Calls rule(score, row, col) for all scores of this lane. A loop of its own: by for_accumulator_rows() the branches of one
-    // instance (256 channels, rare options, sm_120) would be compiled in another order.
+    // Calls rule(score, row, col) for all scores of this lane. It does not use for_accumulator_rows(), with which the branches of
+    // one instance (256 channels, rare options, sm_120) would be compiled in another order.
     template <class Rule>
     __device__ __forceinline__ void for_all_scores(int tile, const Rule& rule) {
         const int first_col = first_column(tile);
@@ -222,7 +225,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
             }
     }
 
-    // From dot products to scores in base-2 units.
+    // Converts dot products to scores in base-2 units.
     __device__ __forceinline__ void apply_rules(int tile) {
         const int rows = common().q_rows.length, cols = common().tiles.length_k;
         const auto for_all = [&](const auto& rule) { for_all_scores(tile, rule); };
@@ -247,8 +250,9 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
             if (has_long_sums()) long_sums().clear();
         }
     }
-    // After P V of `tile`. Tiles are in descending order, so those between two multiples of kTilesPerSum are few enough for one
-    // sum.
+    // Called after P V of `tile`. Moves the accumulators to the long sums if `next` is beyond a multiple of kTilesPerSum. Tiles
+    // come in descending order, so the accumulators never add up more than kTilesPerSum tiles. After the last tile (`next` is -1)
+    // add_long_sums() is called instead.
     __device__ __forceinline__ void take_long_sums(int tile, int next) {
         if constexpr (kLongSums) {
             if (has_long_sums() && (tile ^ next) >= kTilesPerSum) {
@@ -315,7 +319,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
         add_long_sums();
     }
 
-    // Applies dropout to two adjacent 8-column blocks.
+    // Applies dropout to two adjacent 8-column blocks, from `block` on.
     __device__ __forceinline__ void drop(int block, int tile) {
         const int first_col = tile * kBlockN + (key_part() * kKeyBlocks + block) * 8;
         const auto row = [&](int i) { return row_of(i / 2, i % 2 * 2); };
@@ -411,7 +415,7 @@ struct Instance {
     template <int kTileK>
     using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral, kLongSums>;
     using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kLongSums, kVersion)>;
-    static constexpr bool shared_memory_fits() {  // as the host computes it; the others have no static part
+    static constexpr bool shared_memory_fits() {  // the host computes the size only for wide heads
         if constexpr (is_wide_forward(config))
             return Body::kSharedBytes + Body::Pair::kStaticBytes <= wide_forward_shared_bytes(config);
         return true;

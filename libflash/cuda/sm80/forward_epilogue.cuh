@@ -20,12 +20,14 @@ struct ForwardEpilogue {
     static constexpr bool kGeneral = Body::kRare, kHasFloats = Body::kFloat;
 
     Body& body;
-    float earlier[kSlabs][2];  // with an earlier result: its LSE in base-2 units, then its share of the new one
+    float earlier[kSlabs][2];  // continuation: the old LSE in base-2 units; after normalize() the weight of the old result
 
-    // Whether out needs store_shard(): it is float beside 16-bit inputs, or holds an earlier result.
+    // Whether store_shard() must write O: out is float32 and the inputs have 16 bits, or out holds an earlier result
+    // (continuation).
     __device__ __forceinline__ bool stores_shard() const { return kGeneral && (body.params.continues || body.params.wide_out); }
 
-    // The threads of a row read its LSE before one of them writes it.
+    // Reads the old LSE of the rows. The barrier ensures that all threads of a row have read it before one of them writes the new
+    // LSE.
     __device__ __forceinline__ void read_earlier(const float* lse) {
         const SequenceRows q_rows = body.common().q_rows;
 #pragma unroll
@@ -36,7 +38,7 @@ struct ForwardEpilogue {
         __syncthreads();
     }
 
-    // Calls scale_by(a, r, factor) with the factor that normalizes each row of o, sink included. Writes LSE.
+    // Writes the LSE, and calls scale_by(a, r, factor) with the factor that normalizes each row of o. The sink counts as a score.
     template <class Scale>
     __device__ __forceinline__ void normalize(const Scale& scale_by) {
         const TileCoordinates work = body.common().work;
@@ -56,8 +58,8 @@ struct ForwardEpilogue {
                 // One more score: that of the sink or of the earlier result.
                 const float other = continues ? earlier[a][r] : sink;
                 const float largest = fmaxf(body.kept_maximum[a][r], other);
-                float total = body.row_sum[a][r], factor = 1.0f;  // without any score: 0, or NaN if all scores were NaN
-                if (largest != kNoScore || (continues && other != -INFINITY)) {  // the latter: NaN
+                float total = body.row_sum[a][r], factor = 1.0f;  // no finite score: total is 0, or NaN if a score was NaN
+                if (largest != kNoScore || (continues && other != -INFINITY)) {  // second case: `other` is NaN
                     factor = exp2_approx(body.kept_maximum[a][r] - largest);
                     total = body.row_sum[a][r] * factor + exp2_approx(other - largest);
                 }
@@ -73,7 +75,8 @@ struct ForwardEpilogue {
                 scale_by(a, r, inverse);
             }
     }
-    // A factor of 0 means a row that sees no key or a row past the end. The latter may hold NaN, so it is not multiplied.
+    // A factor of 0 means that the row sees no key or is past the end. A row past the end may hold NaN, so it is not multiplied
+    // but set to 0.
     __device__ __forceinline__ void scale_out(int a, int r, float factor) {
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n) {
@@ -82,7 +85,7 @@ struct ForwardEpilogue {
         }
     }
 
-    // Writes O from registers, with the share of the earlier result.
+    // Writes O from registers. In a continuation it adds the earlier result, times its weight.
     __device__ __forceinline__ void store_shard() {
         if (kHasFloats || body.params.wide_out) {
             store_shard_as<float>();
@@ -106,7 +109,7 @@ struct ForwardEpilogue {
             }
     }
 
-    // Stages the warp's rows of O in shared memory, in its own rows of the Q tile, so that the global stores are contiguous.
+    // Stages the warp's rows of O in the same rows of the Q tile in shared memory, so that the global stores are contiguous.
     __device__ __forceinline__ void store_out() {
         const TileCoordinates work = body.common().work;
         const SequenceRows q_rows = body.common().q_rows;

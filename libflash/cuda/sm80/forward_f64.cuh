@@ -1,7 +1,7 @@
-// Forward in float64: products by m16n8k16 (sm_90), everything else in double, one instance with all options. A thread block
-// computes a tile of query rows, each warp 16 of them (forward_rows_f64.cuh). K of the next tile is loaded during the
-// probabilities and the product with V, V during the product with K. With more than 256 channels K and V take turns in one tile,
-// so that the kernel fits every GPU.
+// Forward in float64: products by m16n8k16 (before sm_90 by m8n8k4), one instance with all options. A thread block computes a
+// tile of query rows, each warp 16 of them (forward_rows_f64.cuh). K of the next tile is loaded during the softmax and the
+// product with V, V during the product with K. With more than 256 channels K and V are loaded one after the other into the same
+// tile, so that the kernel fits every GPU.
 #pragma once
 
 #include "cuda/attention/key_tiles.cuh"
@@ -16,7 +16,7 @@
 
 namespace libflash::cuda::sm80 {
 
-// What all warps read: in shared memory, because registers are short.
+// Values that are the same for all threads. They are in shared memory because registers are scarce.
 template <int kTileQ, int kTileK>
 struct DoubleForwardTile {
     TileCoordinates work;
@@ -30,7 +30,7 @@ struct DoubleForward {
     using Queries = DoubleTile<kTileQ, kHeadDim>;
     using Keys = DoubleTile<kTileK, kHeadDim>;
     static constexpr int kWarps = kTileQ / kRowsOfWarp * Rows::kSharers, kThreads = kWarps * 32;
-    static constexpr bool kOneTile = kHeadDim > 256;  // for K, V, and the slots
+    static constexpr bool kOneTile = kHeadDim > 256;  // K, V and the slots use the same tile
     static constexpr int kSlotsAt = Queries::kBytes + (kOneTile ? 0 : 2 * Keys::kBytes),
                          kSlotBytes = kWarps * Rows::kSlotNumbers * 8;
     static_assert(!kOneTile || (kTileQ == kRowsOfWarp && kSlotBytes <= Keys::kBytes), "all warps have the same rows");
@@ -42,8 +42,10 @@ struct DoubleForward {
     const ForwardParams& params;
     Queries q;
     Keys k, v;
-    double* slots;             // of the warps; before the first tile the keys that each row sees, after the last one:
-    double *factors, *shares;  // of each row: what O is multiplied by, and the share of an earlier result
+    // `slots`: space through which the warps exchange scores (DoubleRows). Before the first tile it holds the keys that each row
+    // sees. After the last tile it holds for each row the factor of O (`factors`) and the weight of an earlier result (`shares`).
+    double* slots;
+    double *factors, *shares;
     Present& present;
     int thread;
     Rows rows;
@@ -58,7 +60,7 @@ struct DoubleForward {
         thread = threadIdx.x;
     }
 
-    // False: the thread block has no work.
+    // Returns false if the thread block has no work.
     __device__ __forceinline__ bool prepare() {
         const TileCoordinates work = tile_coordinates<kTileQ>(params.schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return false;
@@ -81,16 +83,16 @@ struct DoubleForward {
         if (all.has_positions) find_tiles();
         return true;
     }
-    // Made at each use, because registers are short.
+    // Computed at each use, because registers are scarce.
     __device__ __forceinline__ ShardRows shard_rows() const {
         ShardRows all;
         all.init(params.shard, params.mask, present.q_rows, present.k_rows, present.work.batch);
         return all;
     }
-    // Whether this thread writes what concerns its rows.
+    // Whether this thread writes the values of its rows: one of the threads that have these rows does.
     __device__ __forceinline__ bool writes() const { return rows.t == 0 && rows.sharer == 0; }
 
-    // With positions the key tiles follow from those that the first and the last row see.
+    // With positions: finds the key tiles from the keys that the first and the last row see.
     __device__ __forceinline__ void find_tiles() {
         int2* const ranges = reinterpret_cast<int2*>(slots);
         if (writes())
@@ -114,7 +116,7 @@ struct DoubleForward {
         cp_async_commit();
     }
 
-    // Whether a score is more than the scaled dot product.
+    // Whether an option changes scores or probabilities, so that a score is not just the scaled dot product.
     __device__ __forceinline__ bool has_options() const {
         const RareParams& rare = params.rare;
         return params.in_double.softcap > 0.0 || rare.alibi_slopes.data || rare.bias.data || rare.mask.data ||
@@ -147,7 +149,7 @@ struct DoubleForward {
                                               thread);
     }
 
-    // With one tile for K and V.
+    // The main loop where K and V use the same tile.
     __device__ __forceinline__ void loop_in_turn() {
         int cursor = present.tiles.list_count, tile = present.tiles.previous(present.tiles.end, cursor);
         load_q();
@@ -202,7 +204,8 @@ struct DoubleForward {
         cp_async_wait<0>();
     }
 
-    // The factors of the rows, with one more score: that of the sink or of the earlier result. Writes LSE.
+    // Computes the factors of the rows and writes the LSE. The sink, or the earlier result of a continuation, counts as one more
+    // score.
     __device__ __forceinline__ void normalize() {
         double* const lse =
             params.lse.data ? row_numbers(params.lse, present.work.batch, present.work.head, present.q_rows.start) : nullptr;
@@ -227,8 +230,8 @@ struct DoubleForward {
         }
     }
 
-    // O is staged in the tile of Q. A factor of 0 means a row that sees no key or a row past the end. The latter may hold NaN,
-    // so it is not multiplied.
+    // Writes O, which is staged in the tile of Q. A factor of 0 means that the row sees no key or is past the end. A row past the
+    // end may hold NaN, so it is not multiplied but replaced by 0.
     __device__ __forceinline__ void store() {
         double* const out =
             rows_of(params.out, present.work.batch, present.work.head, present.q_rows.start + present.tiles.first_row);
@@ -247,7 +250,7 @@ struct DoubleForward {
         } else {
             loop_over_keys();
         }
-        __syncthreads();  // no warp reads Q, and none the slots of the last tile
+        __syncthreads();  // no warp reads Q or the slots of the last tile
         rows.stage(q);
         normalize();
         __syncthreads();

@@ -19,7 +19,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.vector_loads = loads_in_vectors(problem);
     plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v,
                                        is_wide(problem, problem.out) ? 4 : element_bytes(problem.dtype));
-    const bool is_double = config.dtype == KernelType::f64_;  // it has one instance
+    const bool is_double = config.dtype == KernelType::f64_;  // float64 kernels have one instance
     const bool one_instance = is_double || config.statistics;
     const bool general = has_rare_options(problem) || has_shard_options(problem) || !plan.vector_loads || one_instance;
     plan.tile_q = config.tile_q;

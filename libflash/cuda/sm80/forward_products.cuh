@@ -15,7 +15,7 @@ struct ForwardProducts {
     using KvTile = typename Body::KvTile;
     static constexpr int kSlabs = Body::kSlabs, kKeyBlocks = Body::kKeyBlocks, kHeadDim = Body::kChannels;
     static constexpr int kBlockN = Body::kTileKeys, kSharers = Body::kRowSharers;
-    static constexpr int kOwnSteps = kHeadDim / 8 / kSharers;  // of 8 channels, with float32
+    static constexpr int kOwnSteps = kHeadDim / 8 / kSharers;  // float32: steps of 8 channels of this warp
     static constexpr bool kGeneral = Body::kRare;
 
     Body& body;
@@ -67,7 +67,8 @@ struct ForwardProducts {
         }
     }
 
-    // s = Q K^T for float32; of two warps with the same rows the part that half of the channels give.
+    // s = Q K^T for float32. If two warps have the same rows, each computes the part of the scores that its half of the channels
+    // contributes.
     __device__ __forceinline__ void multiply_qk_split() {
         const int me = hide_from_compiler(body.lane);
         auto q_rows = QTile::a_address(body.q_smem(), body.warp_row(), me);
@@ -119,8 +120,8 @@ struct ForwardProducts {
         }
     }
 
-    // o += P V. s holds scores. Each 16 columns become probabilities just before their product or, if registers allow (kEarly),
-    // during the product of the previous 16.
+    // o += P V. s holds scores. Every 16 columns are exponentiated just before their product or, if registers allow (kEarly),
+    // during the product of the previous 16 columns.
     __device__ __forceinline__ void multiply_pv(int tile) {
         const auto v_address = KvTile::b_trans_address(body.v_smem(), hide_from_compiler(body.lane));
         constexpr int kPairs = kHeadDim / 16, kSteps = kBlockN / 16;

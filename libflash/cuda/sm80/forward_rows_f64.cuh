@@ -1,10 +1,10 @@
-// What a warp of forward in float64 does with a tile of keys: 16 query rows, whose scores, probabilities and sums of values stay
-// in registers. With more than 128 channels two warps have the same rows, with more than 256 four: each multiplies every second
-// (fourth) block of 16 channels, they add their scores through shared memory, and all make the probabilities, so that each has
-// them for its channels of V.
+// What a warp of forward in float64 computes for a tile of keys. It has 16 query rows, whose scores, probabilities and O stay in
+// registers. With more than 128 channels two warps have the same rows, with more than 256 four warps. Each of them multiplies
+// every second (fourth) block of 16 channels; they add their parts of the scores through shared memory. All of them compute the
+// probabilities, and each multiplies them by its channels of V.
 //
-// Lane 4 * g + t has rows g and g + 8, and of each block of 8 keys numbers 2t and 2t + 1. The keys of the second product may come
-// in any order, so key 2t + e is number t + 4e of its left operand, which the lane has too.
+// Lane 4 * g + t has rows g and g + 8, and keys 2t and 2t + 1 of each block of 8 keys. In the product with V the order of the
+// keys does not matter. So key 2t + e of a block is number t + 4e in the left operand, an element that the same lane holds.
 #pragma once
 
 #include "cuda/attention/shard.cuh"
@@ -23,19 +23,19 @@ template <int kHeadDim, int kTileK>
 struct DoubleRows {
     static constexpr int kSharers = kScoreParts<kHeadDim>;  // warps that have the same rows
     static constexpr int kKeyBlocks = kTileK / 8;
-    static constexpr int kSteps = kTileK < 16 ? 2 : 4;  // of four keys, of a product with V
+    static constexpr int kSteps = kTileK < 16 ? 2 : 4;  // steps of four keys in an instruction of the product with V
     static constexpr int kChannelBlocks = kHeadDim / 8 / kSharers;
-    static constexpr int kChunk = 4;                           // blocks of channels that are multiplied or left out together
-    static constexpr int kSlotNumbers = kRowsOfWarp * kTileK;  // of a warp in shared memory
+    static constexpr int kChunk = 4;                           // blocks of channels that are multiplied or skipped together
+    static constexpr int kSlotNumbers = kRowsOfWarp * kTileK;  // numbers of a warp in shared memory: a slot for each score
     static constexpr int kElements = kKeyBlocks * 4;           // scores of a lane
     static_assert(kTileK == 8 || kTileK % 16 == 0, "");
     static_assert(kElements <= 32 && kChannelBlocks % kChunk == 0, "");
     using Scores = double[kKeyBlocks][4];
 
     double o[kChannelBlocks][4];
-    int2 seen[2];  // keys of each row
+    int2 seen[2];  // the keys [x, y) that each of the lane's rows sees
     double maximum[2], sum[2];
-    double *slots, *slots_of_other;  // of this warp and of the one with the same rows; of four the first one
+    double *slots, *slots_of_other;  // of this warp, and of the other warp with the same rows (of four warps: the first one)
     int local;                       // the first row in the tile
     int sharer;                      // which of the warps with these rows
     unsigned g, t;
@@ -58,7 +58,7 @@ struct DoubleRows {
     // The first channel of a block of 8 of this warp.
     __device__ __forceinline__ int channel_of(int block) const { return (block / 2 * kSharers + sharer) * 16 + block % 2 * 8; }
 
-    // Until the other warps with these rows are here.
+    // Waits until the other warps with these rows have arrived.
     __device__ __forceinline__ void wait_for_sharer() const {
         if (kSharers > 1) named_barrier_wait(1 + local / kRowsOfWarp, kSharers * 32);
     }
@@ -70,7 +70,7 @@ struct DoubleRows {
         for (int n = 0; n < kKeyBlocks; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) s[n][e] = 0.0;
-        // Rows of both tiles are permuted as row g is, and columns are multiples of 16 more than these.
+        // The rows of both tiles that this lane reads have the permutation of row g. `at`: columns relative to a multiple of 16.
         const unsigned permuted = Keys::permutation(g) * 4;
         const double *const left = q.data + (local + g) * kHeadDim, *const right = k.data + g * kHeadDim;
         unsigned at[4];
@@ -91,9 +91,10 @@ struct DoubleRows {
         }
         if (kSharers > 1) add_scores_of_sharer(s);
     }
-    // All warps compute the same sums, bit for bit. With four the slots are in the tile of K.
+    // Adds the parts of the scores of the other warps. All warps compute the same sums, bit for bit. With four warps the slots
+    // are in the tile of K.
     __device__ __forceinline__ void add_scores_of_sharer(Scores& s) const {
-        if (kSharers == 4) wait_for_sharer();  // it has read K
+        if (kSharers == 4) wait_for_sharer();  // the other warps have read K
 #pragma unroll
         for (int i = 0; i < kElements; ++i) slots[i * 32] = s[i / 4][i % 4];
         wait_for_sharer();
@@ -109,7 +110,7 @@ struct DoubleRows {
         }
     }
 
-    // Whether a row sees a key of the tile, and whether all rows see all keys; the same in all lanes.
+    // Whether some row of the warp sees a key of the tile, and whether all rows see all its keys. The same in all lanes.
     __device__ __forceinline__ bool sees_any(int first_key) const {
         const auto sees = [&](int2 keys) { return keys.x < first_key + kTileK && keys.y > first_key; };
         return __any_sync(0xffffffffu, sees(seen[0]) || sees(seen[1]));
@@ -119,7 +120,7 @@ struct DoubleRows {
         return !__any_sync(0xffffffffu, !sees(seen[0]) || !sees(seen[1]));
     }
 
-    // The dot products become scores, -infinity where a row does not see a key. Without options of scores.
+    // Converts dot products to scores, -infinity where a row does not see a key. Without options that change scores.
     __device__ __forceinline__ void scale(Scores& s, double factor, int first_key) const {
         const bool whole = sees_all(first_key);
 #pragma unroll
@@ -130,11 +131,11 @@ struct DoubleRows {
             x = whole || (key >= keys.x && key < keys.y) ? x * factor : -INFINITY;
         }
     }
-    // The same by a rule, in a loop that contains it once: rule(dot, row in the tile, key) is the score of a visible element. Bit
-    // i of the result: drops(row in the tile, key) of element i.
+    // The same with options, in a loop over slots that contains their code only once. rule(dot, row in the tile, key) returns the
+    // score of a visible element; drops(row in the tile, key) whether dropout drops it. Returns a bit mask of dropped elements.
     template <class Rule, class Drops>
     __device__ __forceinline__ uint32_t score(Scores& s, int first_key, const Rule& rule, const Drops& drops) const {
-        wait_for_sharer();  // it has read the dot products
+        wait_for_sharer();  // the other warps have read the dot products in the slots
 #pragma unroll
         for (int i = 0; i < kElements; ++i) slots[i * 32] = s[i / 4][i % 4];
         uint32_t dropped = 0;
@@ -151,7 +152,7 @@ struct DoubleRows {
         return dropped;
     }
 
-    // Scores become probabilities times exp(-maximum), 0 where they are dropped; O and the sums are adapted to a new maximum.
+    // Converts scores to exp(score - maximum), 0 where they are dropped. Rescales O and the sums to the new maximum.
     __device__ __forceinline__ void apply_softmax(Scores& s, uint32_t dropped) {
         double factors[2];
 #pragma unroll
@@ -181,10 +182,11 @@ struct DoubleRows {
             for (int e = 0; e < 4; ++e) o[n][e] *= factors[e / 2];
     }
 
-    // o += P V. Channels past the last one are not stored, so they may be anything.
+    // o += P V. Channels past the last one are not stored, so they may have any value.
     template <class Values>
     __device__ __forceinline__ void multiply_pv(const Scores& p, const Values& v, int channels) {
-        // Keys 2t and 2t + 1 of a block of 8; channels are multiples of 16 more than these.
+        // The addresses of keys 2t and 2t + 1 of the first block of 8, in two blocks of channels. All other addresses are at
+        // constant distances from these.
         const double* at[2][2];  // [key][block of channels]
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

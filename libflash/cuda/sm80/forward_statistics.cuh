@@ -1,5 +1,5 @@
-// Forward with statistics of rows: one instance of forward.cuh with all options, of which long sums are used if the call needs
-// them. A warp has 16 rows, so that registers suffice for the statistics; with 256 channels of 16 bits two warps share them.
+// Forward with statistics of rows: one instance of forward.cuh with all options; it uses long sums only if the call needs them. A
+// warp has 16 rows, so that registers suffice for the statistics; with 256 channels and 16-bit types two warps share these rows.
 #pragma once
 
 #include "cuda/attention/start_head_maxima.cuh"

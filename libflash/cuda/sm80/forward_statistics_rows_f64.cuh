@@ -1,7 +1,7 @@
-// Forward in float64 with statistics of the rows: products by m8n8k4, everything else in double, one instance with all
-// options. A thread block computes a tile of query rows. Its warps share the scores of a tile of keys through shared memory:
-// each computes some blocks of S = Q K^T, then all threads make probabilities of them, several threads for a row, and each warp
-// multiplies all of P by its channels of V. Unlike the kernel without statistics (forward_f64.cuh) it is not made for speed.
+// Forward in float64 with statistics of the rows, one instance with all options. A thread block computes a tile of query rows.
+// Its warps share the scores of a tile of keys through shared memory: each warp computes some blocks of S = Q K^T; then all
+// threads convert the scores to probabilities, several threads for a row; then each warp multiplies all of P by its channels of
+// V. Unlike the kernel without statistics (forward_f64.cuh) it is not optimised for speed.
 #pragma once
 
 #include "cuda/attention/key_tiles.cuh"
@@ -20,14 +20,15 @@ template <int kHeadDim, int kTileQ, int kTileK>
 struct DoubleStatisticsForward {
     using Params = ForwardStatisticsParams;
     static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
-    static constexpr int kLanes = kThreads / kTileQ;  // that share a row of scores
+    static constexpr int kLanes = kThreads / kTileQ;  // threads that share a row of scores
     static constexpr int kChannelBlocks = double_channel_blocks(kHeadDim);
     using Queries = DoubleTile<kTileQ, kHeadDim>;
     using Keys = DoubleTile<kTileK, kHeadDim>;
     using Scores = DoubleTile<kTileQ, kTileK>;
     static constexpr int kNumbersAt = Queries::kBytes + 2 * Keys::kBytes + Scores::kBytes;
     static constexpr int kSharedBytes = kNumbersAt + 2 * kTileQ * 8;
-    // Blocks of scores of a warp: a column of them if there are as many as warps, else a part of one.
+    // Which blocks of scores (8 x 8) a warp computes: a column of blocks if there are as many columns as warps, else a part of a
+    // column.
     static constexpr int kColumns = kTileK / 8 < kWarps ? kTileK / 8 : kWarps;
     static constexpr int kScoreRows = kTileQ / 8 * kColumns / kWarps;
     static_assert(kTileK <= 8 * kWarps && kScoreRows > 0 && kLanes <= 32, "");
@@ -36,7 +37,7 @@ struct DoubleStatisticsForward {
     Queries q;
     Keys k, v;
     Scores s;
-    double *factors, *shares;  // of each row: what O is multiplied by, and the share of an earlier result
+    double *factors, *shares;  // of each row: the factor of O, and at the end the weight of an earlier result
     int thread, warp, lane;
     int key_head;
     TileCoordinates work;
@@ -44,7 +45,7 @@ struct DoubleStatisticsForward {
     KeyTiles<kTileQ, kTileK> tiles;
     ShardRows all;
     DoubleBlocks<kTileQ / 8, kChannelBlocks> o;
-    // Of this thread's row of scores.
+    // The row of scores that this thread processes: its number in the sequence, the keys [x, y) that it sees, and its sums.
     int row;
     int2 seen;
     double maximum, sum;
@@ -62,7 +63,7 @@ struct DoubleStatisticsForward {
         lane = thread % 32;
     }
 
-    // False: the thread block has no work.
+    // Returns false if the thread block has no work.
     __device__ __forceinline__ bool prepare() {
         work = tile_coordinates<kTileQ>(params.schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return false;
@@ -80,7 +81,7 @@ struct DoubleStatisticsForward {
         return true;
     }
 
-    // With positions the key tiles follow from those that the first and the last row see.
+    // With positions: finds the key tiles from the keys that the first and the last row see.
     __device__ __forceinline__ void find_tiles() {
         int2* const ranges = reinterpret_cast<int2*>(factors);
         if (thread % kLanes == 0) ranges[thread / kLanes] = seen;
@@ -91,7 +92,7 @@ struct DoubleStatisticsForward {
         tiles.set_blocks(params.block_mask, work);
     }
 
-    // K and V of a tile, as two groups of copies.
+    // Loads K and V of a tile, in two cp.async groups.
     __device__ __forceinline__ void load_keys(int tile) const {
 #pragma unroll 1
         for (int i = 0; i < 2; ++i) {
@@ -114,7 +115,7 @@ struct DoubleStatisticsForward {
             for (int e = 0; e < 2; ++e) s.at(first_row + r * 8 + lane / 4, col + lane % 4 * 2 + e) = c[r][0][e];
     }
 
-    // Dot products become probabilities times exp(-maximum); `factors` what earlier sums must be multiplied by.
+    // Converts dot products to exp(score - maximum). `factors` gets the factors by which earlier sums must be multiplied.
     __device__ __forceinline__ void apply_softmax(const DoubleScore<Params>& score, int tile) {
         const int local = thread / kLanes, first_key = tile * kTileK;
         double largest = -INFINITY, bent;
@@ -163,7 +164,7 @@ struct DoubleStatisticsForward {
         clear(o);
         q.template load_async<kThreads>(rows_of(params.q, work.batch, work.head, q_rows.start), params.q.row, tiles.first_row,
                                         q_rows.length, params.head_dim, thread);
-        cp_async_commit();  // a group of its own, for which also a tile without keys waits
+        cp_async_commit();  // a separate group; the last wait below covers it, even if there is no key tile
         int cursor = tiles.list_count;
 #pragma unroll 1
         for (int tile = tiles.end; (tile = tiles.previous(tile, cursor)) >= 0;) {
@@ -181,7 +182,8 @@ struct DoubleStatisticsForward {
         cp_async_wait<0>();
     }
 
-    // The factors of the rows, with one more score: that of the sink or of the earlier result. Writes LSE.
+    // Computes the factors of the rows; writes the LSE and the statistics. The sink, or the earlier result of a continuation,
+    // counts as one more score.
     __device__ __forceinline__ void normalize() {
         const bool exists = row < q_rows.length, writes = thread % kLanes == 0;
         double* const lse = params.lse.data ? row_numbers(params.lse, work.batch, work.head, q_rows.start) : nullptr;
@@ -206,8 +208,8 @@ struct DoubleStatisticsForward {
         }
     }
 
-    // O is staged in the tile of Q. A factor of 0 means a row that sees no key or a row past the end. The latter may hold NaN,
-    // so it is not multiplied.
+    // Writes O, which is staged in the tile of Q. A factor of 0 means that the row sees no key or is past the end. A row past the
+    // end may hold NaN, so it is not multiplied but replaced by 0.
     __device__ __forceinline__ void store() {
         double* const out = rows_of(params.out, work.batch, work.head, q_rows.start + tiles.first_row);
         for_elements<kThreads>(q, q_rows.owned - tiles.first_row, params.head_dim_v, thread, [&](double x, int r, int col) {

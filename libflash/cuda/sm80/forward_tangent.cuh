@@ -4,8 +4,9 @@
 //
 //   p = exp(s - lse)      tout += P (ts - pivot) V + P tV      sum += rowsum(p (ts - pivot))
 //
-// A constant of a row may be taken off ts, because it comes back with out at the end. The pivot, the mean of ts over the first
-// tile that the row sees, keeps P (ts - pivot) small, so that rounding it to 16 bits loses little.
+// s: score, ts: its tangent, R: dropout (left out above). A constant may be subtracted from all ts of a row, because the last
+// step (forward_tangent_rows.cuh) corrects for it with out. The pivot, the mean of ts over the first tile that the row sees,
+// keeps P (ts - pivot) small, so that rounding it to 16 bits loses little.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -43,7 +44,7 @@ struct ForwardTangent {
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
     using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
     using Scores = float[kSlabs][kKeyBlocks][4];
-    // The same for all threads; in shared memory, because registers are short.
+    // Values that are the same for all threads. They are in shared memory because registers are scarce.
     struct Common {
         TileCoordinates work;
         SequenceRows q_rows, k_rows;
@@ -58,7 +59,8 @@ struct ForwardTangent {
     static constexpr int kValuesAt = kKeysAt + 2 * KvTile::kBytes, kTangentValuesAt = kValuesAt + KvTile::kBytes;
     static constexpr int kLseAt = kValuesAt + 2 * KvTile::kBytes, kCommonAt = kLseAt + kBlockM * 4;
     static constexpr int kSharedBytes = kCommonAt + kForwardTangentCommonBytes;
-    // `half` has few numbers near 0: P and P (ts - pivot) are multiplied by a power of two, lower where the latter is large.
+    // `half` has few numbers near 0. So P and P (ts - pivot) of a row are multiplied by a power of two (half_scale). It begins as
+    // kHalfScale and is lowered where P (ts - pivot) would exceed kHalfLimit.
     static constexpr float kHalfScale = 16384.0f, kHalfLimit = 32768.0f;
 
     const ForwardTangentParams& params;
@@ -67,7 +69,7 @@ struct ForwardTangent {
     Scores s, ts;
     float tout[kSlabs][kChannelBlocks][4];
     float pivot[kSlabs][2], sum[kSlabs][2];
-    float half_scale[kSlabs][2];  // kHalf
+    float half_scale[kSlabs][2];  // only with kHalf
     uint32_t unstarted;           // bit 2 * a + r: the row has no pivot yet
 
     __device__ __forceinline__ ForwardTangent(const ForwardTangentParams& p, char* shared_memory)
@@ -83,7 +85,7 @@ struct ForwardTangent {
     __device__ __forceinline__ int row_of(int a, int e) const {
         return common().tiles.first_row + (hide_from_compiler(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
     }
-    // LSE of row 8 * r of slab a of this lane; +infinity: the row does not take part.
+    // LSE in base-2 units of row 8 * r of slab a of this lane; +infinity: the row does not exist or sees no key.
     __device__ __forceinline__ float lse_of(int a, int r) const {
         return reinterpret_cast<const float*>(shared + kLseAt)[(hide_from_compiler(warp) * kSlabs + a) * 16 + r * 8 + lane / 4];
     }
@@ -92,7 +94,7 @@ struct ForwardTangent {
         return kHalf ? factor / half_scale[a][r] : factor;
     }
 
-    // False: the thread block has no work. Otherwise ends with a barrier.
+    // Returns false if the thread block has no work. Otherwise starts to load Q and tQ, after a barrier.
     __device__ __forceinline__ bool prepare() {
         const TileCoordinates work = tile_coordinates<kBlockM>(params.schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return false;
@@ -228,7 +230,8 @@ struct ForwardTangent {
             }
     }
 
-    // From dot products to scores, in base-2 units if kGeneral, and tangents. Hidden scores are -infinity and their tangents 0.
+    // Converts dot products to scores (in base-2 units if kGeneral, else not yet scaled) and to tangents of scores. Hidden scores
+    // become -infinity and their tangents 0.
     __device__ __forceinline__ void apply_rules(int tile) {
         const bool edge = common().tiles.is_edge(tile);
         if constexpr (kGeneral) {
@@ -250,7 +253,8 @@ struct ForwardTangent {
         }
     }
 
-    // Rows that see their first keys: the pivot becomes the mean of the tangents. Scores are not yet exponentiated.
+    // Sets the pivot of the rows that see their first keys in this tile: the mean of the tangents of their scores. Called before
+    // exponentiate().
     __device__ __forceinline__ void choose_pivots() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
@@ -289,7 +293,7 @@ struct ForwardTangent {
             }
     }
 
-    // Lowers the scale of rows whose P (ts - pivot) `half` could not hold, and scales.
+    // Lowers half_scale of the rows whose P (ts - pivot) would be too large for `half`; then multiplies s and ts by half_scale.
     __device__ __forceinline__ void scale_for_half() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
@@ -327,7 +331,7 @@ struct ForwardTangent {
         }
     }
 
-    // From the products of a tile to what multiplies V and tV.
+    // Converts the dot products of a tile to the left operands of the products with V and tV.
     __device__ __forceinline__ void make_weights(int tile) {
         apply_rules(tile);
         if (__any_sync(0xffffffffu, unstarted != 0)) choose_pivots();
@@ -365,7 +369,7 @@ struct ForwardTangent {
             if (params.tv.data) add_values(s, kTangentValuesAt);
             tile = next;
         }
-        // Without a key tile nobody has waited for the copies of Q, in whose memory the result is staged.
+        // If there was no key tile, the copies of Q may still be in flight. The result is staged in the memory of Q.
         cp_async_commit();
         cp_async_wait<0>();
         __syncthreads();

@@ -17,14 +17,14 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
 
     KeyTiles<kTileRows, kTileRows> tiles;
     typename Base::Sums tout;
-    // Of this thread's query row.
+    // The query row that this thread processes: its number in the sequence, the keys [x, y) that it sees, and its statistics.
     int row;
     int2 keys;
-    double lse;  // +infinity: the row does not take part
+    double lse;  // +infinity: the row does not exist or sees no key
     double pivot, sum;
     bool has_pivot;
 
-    // False: the thread block has no work.
+    // Returns false if the thread block has no work.
     __device__ __forceinline__ bool prepare() {
         const TileCoordinates next = tile_coordinates<kTileRows>(params.schedule, params.q_lengths, params.batch);
         if (next.batch < 0) return false;
@@ -44,7 +44,7 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
     __device__ __forceinline__ bool has_tq() const { return params.tq.data; }
     __device__ __forceinline__ bool has_tk() const { return params.tk.data; }
 
-    // Score tiles 0 and 1 become P and P (ts - pivot), with dropout.
+    // Replaces score tiles 0 and 1 by P and P (ts - pivot), with dropout.
     __device__ __forceinline__ void apply(const DoubleScore<ForwardTangentParams>& score, int tile) {
         const int local = thread / kLanes, first_key = tile * kTileRows;
         const auto s = this->scores(0), w = this->scores(1);
@@ -106,7 +106,7 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
         cp_async_wait<0>();
     }
 
-    // mu - pivot of each row, and whether the row takes part. Writes the tangent of LSE.
+    // Stores for each row mu - pivot and whether the row exists and sees a key. Writes the tangent of the LSE.
     __device__ __forceinline__ void finish_rows() {
         double below = sum_of_lanes<kLanes>(sum);
         const double sink = params.sink.data ? head_number_at(params.sink, work.batch, work.head) : -INFINITY;
@@ -121,7 +121,8 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
             row_numbers(params.tlse, work.batch, work.head, q_rows.start)[row * params.tlse.row] = counts ? pivot + below : 0.0;
     }
 
-    // tout = sum R p (ts - pivot) v + sum R p tv - (mu - pivot) out, delta and tdelta, a row by each warp.
+    // Writes tout = sum R p (ts - pivot) v + sum R p tv - (mu - pivot) out, delta and tdelta. Each warp processes one row at a
+    // time.
     __device__ __forceinline__ void store() {
         const auto sums = this->tile(0);
         const auto first_of = [&](const RowsParams& rows) {
@@ -150,7 +151,7 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
             if (params.tdelta.data) store_number(params.tdelta, params.tdlse, row, counts, sum_of_lanes<32>(tdelta));
         }
     }
-    // `number` minus the one of `less`, if it is given; 0 for a row that does not take part.
+    // Writes `number`, minus the row's number in `less` if that tensor is given; 0 if not `counts`.
     __device__ __forceinline__ void store_number(const RowStatisticsParams& to, const RowStatisticsParams& less, int at,
                                                  bool counts, double number) {
         if (lane != 0) return;

@@ -2,6 +2,8 @@
 //
 //   mu = sum p ts + p0 tsink = tlse      tout = sum R p (ts - pivot) v + sum R p tv - (mu - pivot) out
 //   delta = dout . out - dlse      tdelta = tdout . out + dout . tout - tdlse
+//
+// p0: the probability of the sink; R: dropout.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -31,7 +33,7 @@ struct ForwardTangentRows {
                (body.common().q_rows.start + row) * numbers.row;
     }
 
-    // sum p (ts - pivot) of all lanes of the row, with the share of the sink.
+    // mu - pivot: sum p (ts - pivot) over all lanes of the row, plus the term of the sink.
     __device__ __forceinline__ float mean_below_pivot(int a, int r, float lse_log2) const {
         const TileCoordinates work = body.common().work;
         const float sum = quad_sum(body.sum[a][r]);
@@ -47,7 +49,7 @@ struct ForwardTangentRows {
     struct Dots {
         float delta, tdelta;
     };
-    // Sums become tout in place.
+    // Converts the sums of a row to tout in place. `counts`: the row exists and sees a key. `below`: mu - pivot.
     __device__ __forceinline__ Dots finish_channels(int a, int r, int row, bool counts, float factor, float below) {
         const ForwardTangentParams& params = body.params;
         const int at = body.common().q_rows.start + row, channels = counts ? params.head_dim_v : 0;
@@ -58,7 +60,7 @@ struct ForwardTangentRows {
         Dots dots = {0.0f, 0.0f};
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n) {
-            if (n % 4 == 0 && n > 0) __syncwarp();  // keeps the compiler from loading more at once than it has registers
+            if (n % 4 == 0 && n > 0) __syncwarp();  // keeps the compiler from loading more at once than registers allow
             const float2 o = out.at(n);
             float &x = body.tout[a][n][2 * r], &y = body.tout[a][n][2 * r + 1];
             x = counts ? fmaf(-below, o.x, x * factor) : 0.0f;
@@ -70,7 +72,7 @@ struct ForwardTangentRows {
         }
         return dots;
     }
-    // The sum of the lanes' parts minus the number of `less`, if it is given; 0 for a row that does not count.
+    // Writes the sum of the lanes' parts, minus the row's number in `less` if that tensor is given; 0 if not `counts`.
     __device__ __forceinline__ void write_dot(const RowStatisticsParams& to, const RowStatisticsParams& less, float part, int row,
                                               bool counts, bool writes) const {
         if (!to.data) return;

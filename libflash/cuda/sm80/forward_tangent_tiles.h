@@ -5,7 +5,7 @@
 
 namespace libflash::cuda {
 
-// Query rows of a thread block. With rare options each warp has 16 rows: their passes need registers.
+// Query rows of a thread block. With rare options each warp has only 16 rows, because the code for these options needs registers.
 constexpr int forward_tangent_tile_q(const KernelConfig& config, bool general) {
     return general && config.tile_q == 128 ? 64 : config.tile_q;
 }
@@ -14,10 +14,10 @@ constexpr int forward_tangent_warps(const KernelConfig& config) {
     return config.dtype == KernelType::f32_ ? config.tile_q / 16 : 4;
 }
 
-// Behind the tiles: the LSE of the rows, and what all threads know.
+// Bytes of ForwardTangent::Common, the values that are the same for all threads.
 constexpr int kForwardTangentCommonBytes = 192;
 
-// Q, K, V and their tangents.
+// Bytes for Q, K, V and their tangents, the LSE of the rows, and Common.
 constexpr int forward_tangent_shared_bytes(const KernelConfig& config, bool general) {
     const int tile_q = forward_tangent_tile_q(config, general), row = config.head_dim * element_bytes(config.dtype);
     return (2 * tile_q + 4 * config.tile_k) * row + tile_q * 4 + kForwardTangentCommonBytes;

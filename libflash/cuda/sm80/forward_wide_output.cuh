@@ -1,5 +1,5 @@
-// The end of forward with more than 256 channels: O goes through shared memory as floats, which the tiles of Q, K and V leave
-// free. `Body`: Forward in forward.cuh with two warps per row.
+// The epilogue of forward with more than 256 channels: O is staged as floats in shared memory, in the place of the tiles of Q, K
+// and V, which are no longer needed. `Body`: Forward in forward.cuh with two warps per row.
 #pragma once
 
 #include "cuda/sm80/forward_epilogue.cuh"
@@ -16,13 +16,13 @@ struct ForwardWideOutput {
 
     Body& body;
 
-    // Normalizes O, writes the LSE and O. No warp reads a tile any more.
+    // Normalizes O, writes the LSE and O. No warp may read the tiles of Q, K and V any more.
     __device__ __forceinline__ void store() {
         float factor[kSlabs][2];
         ForwardEpilogue<Body> epilogue{body};
         epilogue.normalize([&](int a, int r, float inverse) { factor[a][r] = inverse; });
         const Rows rows{body.shared};
-        auto& weights = Body::Pair::row_numbers();  // of the earlier result
+        auto& weights = Body::Pair::row_numbers();  // continuation: the weight of the earlier result in each row
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll

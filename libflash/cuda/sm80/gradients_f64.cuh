@@ -1,8 +1,8 @@
-// The base of the float64 kernels of backward: P and dS of a tile of queries and a tile of keys, in shared memory. Two warps
-// compute Q K^T and two dO V^T; then all threads process the elements, several threads for a query row.
+// The base of the float64 kernels of backward: computes P and dS of a tile of queries and a tile of keys, in shared memory. Two
+// warps compute Q K^T, the other two dO V^T; then all threads process the elements, several threads for a query row.
 //
-// With more than 256 channels the two tensors of the side that a thread block loops over take turns in one tile, so that the
-// kernels fit every GPU; four warps compute each product, and each has a part of the channels.
+// With more than 256 channels the two tensors of the side that a thread block loops over are loaded one after the other into the
+// same tile, so that the kernels fit every GPU. All four warps compute each product, each with a part of the channels.
 //
 //   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)
 #pragma once
@@ -17,13 +17,13 @@
 
 namespace libflash::cuda::sm80 {
 
-// kOfKeys: of a tile of keys, with loops over queries.
+// kOfKeys: a thread block has a tile of keys and loops over queries; otherwise the reverse.
 template <int kHeadDim, int kTileQ, int kTileK, bool kOfKeys>
 struct DoubleGradients {
     static constexpr bool kWide = kHeadDim > 256;
     static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
-    static constexpr int kLanes = kWide ? kTileK : kThreads / kTileQ;  // that share a query row of scores
-    static constexpr int kElements = kTileK / kLanes;                  // of a thread
+    static constexpr int kLanes = kWide ? kTileK : kThreads / kTileQ;  // threads that share a query row of scores
+    static constexpr int kElements = kTileK / kLanes;                  // scores of a thread
     using Queries = DoubleTile<kTileQ, kHeadDim>;
     using Keys = DoubleTile<kTileK, kHeadDim>;
     using Scores = DoubleTile<kTileQ, kTileK>;
@@ -37,9 +37,9 @@ struct DoubleGradients {
     Queries q, dout;
     Keys k, v;
     Scores p, ds;
-    int2* seen;  // of a tile of keys: the rows that see each; of a tile of queries: the keys that each sees
+    int2* seen;  // with kOfKeys the rows [x, y) that see each key, else the keys [x, y) that each query row sees
     int thread, warp, lane;
-    // The current tile: sequence, head of the queries.
+    // The current tile: work.head is a key head with kOfKeys, else a query head.
     TileCoordinates work;
     SequenceRows q_rows, k_rows;
 
@@ -65,7 +65,7 @@ struct DoubleGradients {
         q_rows = SequenceRows::of(params.q_lengths, work.batch);
         k_rows = SequenceRows::of(params.k_lengths, work.batch);
     }
-    // Made at each use: registers are short.
+    // Computed at each use, because registers are scarce.
     __device__ __forceinline__ ShardRows shard_rows() const {
         ShardRows all;
         all.init(params.shard, params.mask, q_rows, k_rows, work.batch);
@@ -78,7 +78,8 @@ struct DoubleGradients {
     __device__ __forceinline__ void load_keys(int head, int first) const {
         load(k.data, v.data, params.k, params.v, k_rows, head, first, Keys{});
     }
-    // Tensor 0 or 1 of the side that takes turns. Ends with a barrier; begins with one, after which no warp reads the other.
+    // With kWide: loads tensor 0 or 1 of the side that the thread block loops over into the tile that both tensors use. Begins
+    // with a barrier, after which no warp reads the other tensor, and ends with a barrier.
     __device__ __forceinline__ void load_in_turn(int tensor, int head, int first) const {
         __syncthreads();
         const RowsParams& rows = kOfKeys ? (tensor == 0 ? params.q : params.dout) : (tensor == 0 ? params.k : params.v);
@@ -90,7 +91,7 @@ struct DoubleGradients {
         cp_async_wait<0>();
         __syncthreads();
     }
-    // A tile of two tensors of one side.
+    // Loads a tile of both tensors of one side.
     template <class Tile>
     __device__ __forceinline__ void load(double* to, double* to_other, const RowsParams& from, const RowsParams& from_other,
                                          const SequenceRows& sequence, int head, int first, Tile tile) const {
@@ -104,11 +105,13 @@ struct DoubleGradients {
         cp_async_commit();
     }
 
-    // The part of the scores that a warp has, on its way to `sum`, where that of the first one is.
+    // With kWide: where a warp stores its part of a tile of scores. The part of the first warp is in `sum`, to which the others
+    // are added.
     __device__ __forceinline__ Scores part_of(int of_warp, const Scores& sum) const {
         return {of_warp == 0 ? sum.data : ds.data + of_warp * (Scores::kBytes / 8)};
     }
-    // ds = dO V^T, then p = Q K^T, each element in the thread that differentiates it; Q or K stays. `first`: row of the tile.
+    // With kWide: ds = dO V^T, then p = Q K^T. Each element is summed by the thread that processes it in differentiate().
+    // Afterwards the shared tile holds Q or K. `first`: the first row of the tile of the other side.
     __device__ __forceinline__ void multiply_in_turn(int head, int first) const {
         const unsigned at = hide_from_compiler(lane), g = at / 4, t = at % 4;
 #pragma unroll 1
@@ -166,9 +169,9 @@ struct DoubleGradients {
         return dropout_keeps(params.rare.dropout, dropout_head(params.shard, work.batch, head), row, key);
     }
 
-    // The dot products become P, with dropout, and dS: the gradient of the score or, with `through_cap`, of the scaled dot
+    // Converts the dot products to P, with dropout, and dS: the gradient of the score or, with `through_cap`, of the scaled dot
     // product before the softcap. first_row, first_key: of the tiles. sees(row, key, col): whether the row, which exists, sees
-    // the key.
+    // the key; col: number of the key in the tile.
     template <class Sees>
     __device__ __forceinline__ void differentiate(const DoubleScore<BackwardParams>& score, bool through_cap, int first_row,
                                                   int first_key, const Sees& sees) const {
@@ -195,8 +198,8 @@ struct DoubleGradients {
         }
     }
 
-    // Writes factor * sums to the rows of a tensor from `first` on, or adds them to what is there. They are staged in `tile`,
-    // whose numbers no warp reads any more.
+    // Writes factor * sums to the rows of a tensor from `first` on or, if params.adds, adds it to them. The sums are staged in
+    // `tile`, which no warp may read any more.
     template <int kRowBlocks, int kColBlocks, class Tile>
     __device__ __forceinline__ void store(const DoubleBlocks<kRowBlocks, kColBlocks>& sums, const Tile& tile,
                                           const RowsParams& rows, const SequenceRows& sequence, int first, int channels,

@@ -7,7 +7,7 @@
 
 namespace libflash::cuda::sm80 {
 
-// Range: has the keys [first, last).
+// Range: its members `first` and `last` are the range of keys [first, last).
 template <int kTileK, int kStages, class Range = VisibleKeys>
 struct KeyLookup {
     const KeyLocations& locations;
@@ -17,21 +17,21 @@ struct KeyLookup {
     int first_own_key;  // the warp's first key in a tile
     int lane;
 
-    // Starts to load the block table entries of the tile that begins at key `first`. The caller issues it in the cp.async group
-    // of the tile that is in the same stage before, so the entries have arrived when that tile has.
+    // Starts to load the block table entries of the tile that begins at key `first`. The caller calls it in the cp.async group of
+    // the previous tile of the same stage, so the entries have arrived when that tile has arrived.
     __device__ __forceinline__ void begin(int stage, int first) const {
         const int key = first + first_own_key + lane;
         if (lane < kDecodeSlab && has(key)) locations.begin_lookup(entries + stage * step + lane, key);
     }
-    // The location, or an invalid one if the key does not exist or is not in this split.
+    // The location of the lane's key; invalid if the key does not exist or is not in this split.
     __device__ __forceinline__ KeyLocation look_up(int stage, int first) const {
         const int key = first + first_own_key + lane;
         return lane < kDecodeSlab && has(key) ? locations.finish_lookup(entries + stage * step + lane, key) : KeyLocation{-1, 0};
     }
 
-    // The first tile of each stage has no earlier cp.async group. All lanes read the block table entries of these tiles with
-    // plain loads, all at once; store_first() stores them in shared memory. `advance`: from a
-    // tile to the next one.
+    // The first tile of each stage has no earlier cp.async group. load_first() reads the block table entries of these tiles with
+    // plain loads, by all lanes at once; store_first() stores them in shared memory. `advance`: the distance in keys from a tile
+    // to the next one.
     static constexpr int kRounds = (kStages * kDecodeSlab + 31) / 32;
     struct FirstEntries {
         int32_t entries[kRounds];
@@ -57,7 +57,7 @@ private:
     __device__ __forceinline__ int tile_of(int round) const { return (round * 32 + lane) / kDecodeSlab; }
 };
 
-// The same where the 16 keys of a warp are rows of one page: a lane has the page of every 32nd tile in a register.
+// KeyLookup where the 16 keys of a warp are always in one page: each lane has the page of every 32nd tile in a register.
 struct PageLookup {
     int32_t page = -1;
 

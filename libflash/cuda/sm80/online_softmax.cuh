@@ -1,19 +1,18 @@
 // Online softmax with a kept maximum, in the registers of a warp: scores, row sums and O accumulators of kSlabs * 16 query
 // rows. Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1; four lanes share a row.
 //
-// attention/online_softmax.cuh describes the kept maximum. It is the row maximum of the first tile, is raised in edge tiles,
-// and is kept for all other tiles. There a score costs one multiply-add, one exponential and one addition, and the
-// accumulators are not rescaled. After a tile, a row whose sum exceeds kSumLimit gets a higher kept maximum
-// (rescale_large_sums).
+// attention/online_softmax.cuh describes the kept maximum. Here it is the row maximum of the first tile, and edge tiles raise it.
+// All other tiles leave it unchanged: a score costs one multiply-add, one exponential and one addition, and the accumulators are
+// not rescaled. After a tile, a row whose sum exceeds kSumLimit gets a higher kept maximum (rescale_large_sums).
 //
-// Overflow is possible only if the scores of a row jump by about 75 (natural units) within one tile, or by less with large
-// values. It is detected after the last tile; the thread block then repeats its work and updates the maximum for every tile.
-// `half` probabilities overflow at 65504 already, so for `half` every tile is checked for a score that far above the kept
-// maximum (any_too_large), and the maximum is updated if there is one.
+// Overflow is possible only if the scores of a row jump by about 75 (natural units) within one tile, or by less if V has large
+// elements. It is detected after the last tile; the thread block then repeats its work and updates the maximum for every tile.
+// `half` probabilities already overflow at 65504. So for `half` every tile is checked for scores that are too far above the kept
+// maximum (any_too_large); if there are any, the kept maximum is updated.
 //
 // The kept maximum is a rounded product (maximum * scale) and the same for all tiles, so its rounding error cancels. If a kept
-// maximum is so large that the rounding error could overflow the exponential, the work is repeated, too, with scores that are
-// scaled first.
+// maximum is so large that its rounding error could make the exponential overflow, the thread block also repeats its work, and
+// then scales the scores before it computes their maximum.
 #pragma once
 
 #include "cuda/attention/online_softmax.cuh"
@@ -37,8 +36,8 @@ struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<kSlabs>, No
     float kept_maximum[kSlabs][2];       // subtracted from the scores, in base-2 units; kNoScore: no score yet
     float row_sum[kSlabs][2];
 
-    // Turns the scores of two adjacent 8-column blocks into probabilities and adds these to the row sums. Does part `share` of
-    // kShares, so that a caller can interleave it with products.
+    // Converts the scores of two adjacent 8-column blocks to probabilities and adds these to the row sums. One call processes
+    // part `share` of kShares of the rows, so that a caller can interleave the calls with products.
     template <int kShares>
     __device__ __forceinline__ void exponentiate(int block, int share) {
         constexpr int kRows = kSlabs * 2;
@@ -87,7 +86,7 @@ struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<kSlabs>, No
         }
     }
 
-    // Raises the kept maximum of every row to the maximum of the tile.
+    // Raises the kept maximum of every row to the row's maximum in this tile.
     __device__ __forceinline__ void update_max() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
@@ -135,7 +134,7 @@ struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<kSlabs>, No
     }
 
     // True if an element of o is not finite while the row sum is not NaN: with probabilities far above 1 a sum of p * v can
-    // overflow. Needs row sums over all lanes.
+    // overflow. The row sums must already be added up over the lanes of the row.
     __device__ __forceinline__ bool values_overflowed() const {
         bool bad = false;
 #pragma unroll

@@ -1,8 +1,9 @@
-// Forward with two warps for the same 32 query rows: each takes half of the keys of a tile for Q K^T and half of the channels
-// for P V. A fragment of K or V is then used in two products, though one warp has no registers for 32 rows of all channels.
-// With more than 256 channels it has none for 16 rows either, which two warps share then.
-// The warps exchange P through shared memory and agree on the kept maximum of a row: they exchange maxima and sums. The
-// barrier at the beginning of a tile tells all warps whether a sum of the previous tile exceeded its limit.
+// Forward with two warps for the same 32 query rows: each computes half of the keys of a tile in Q K^T and half of the channels
+// in P V. So each fragment of K or V is used in two products, although one warp has too few registers for 32 rows of all
+// channels. With more than 256 channels it has too few even for 16 rows; then two warps share 16 rows.
+//
+// The two warps exchange P through shared memory. They also exchange maxima and sums, so that both have the same kept maximum of
+// a row. The barrier at the beginning of a tile tells all warps whether a sum of the previous tile exceeded its limit.
 //
 // P V begins with the warp's own keys: the products of the first 16 keys overlap the exponentials of the next 16. The other
 // warp's P comes last.
@@ -45,12 +46,13 @@ struct RowPair {
     const int part;
     __device__ __forceinline__ explicit RowPair(Body& b) : body(b), part(b.part()) {}
 
-    // Static shared memory: the host sets the size of the dynamic part and does not know which architecture's code will run.
+    // Static shared memory, because only some architectures need it: the host sets the size of the dynamic part and does not know
+    // for which architecture the code that runs was compiled.
     __device__ static __forceinline__ Words& words() {
         __shared__ Words shared;
         return shared;
     }
-    // A number of each row, for use after the last tile.
+    // Space for one number per row, for use after the last tile.
     using RowNumbers = float[kRows];
     __device__ static __forceinline__ RowNumbers& row_numbers() { return words().largest[0]; }
     __device__ __forceinline__ uint32_t p_smem() const {
@@ -64,7 +66,8 @@ struct RowPair {
         for (int i = 0; i < kSlabs * 2; ++i) for_row(i / 2, i % 2);
     }
 
-    // x = combine(x, x of the other warp). Contains a barrier of the thread block. x must be the same in the four lanes of a row.
+    // x = combine(x, x of the other warp), exchanged through the array `of`. Contains a barrier of the thread block. x must be
+    // the same in the four lanes of a row.
     template <class Combine>
     __device__ __forceinline__ void exchange(float (&of)[2][kRows], float (&x)[kSlabs][2], const Combine& combine) {
         const int row = body.warp_row() + body.lane / 4;
@@ -78,7 +81,7 @@ struct RowPair {
         exchange(of, x, [](float mine, float others) { return fmaxf(mine, others); });
     }
 
-    // The same functions as in OnlineSoftmax, for a pair of warps. `first`: the sums are still zero.
+    // update_max() and rescale_large_sums() are those of OnlineSoftmax, for a pair of warps. `first`: the sums are still zero.
     __device__ __forceinline__ void update_max(bool first) {
         float largest[kSlabs][2];
         for_rows([&](int a, int r) { largest[a][r] = body.row_largest(a, r); });
@@ -151,7 +154,8 @@ struct RowPair {
         }
     }
 
-    // From scores to o. Loads K of the next tile as soon as no warp reads this one's.
+    // Converts the scores of a tile to probabilities and adds P V to o. Loads K of tile `next` as soon as no warp reads K of this
+    // tile any more.
     __device__ __forceinline__ void add_values(int tile, int next) {
         // With rare options all exponentials come first: registers do not suffice to interleave them with the products.
         constexpr int kBefore = Body::kRare ? kSteps : 1;
@@ -209,7 +213,7 @@ struct RowPair {
         body.add_long_sums();
     }
 
-    // Stages O in shared memory, in the pair's rows of the Q tile. Each warp writes and reads only its own channels.
+    // Stages O in the pair's rows of the Q tile in shared memory. Each warp writes and reads only its own channels.
     __device__ __forceinline__ void store_out() {
         float factor[kSlabs][2];
         ForwardEpilogue<Body> epilogue{body};

@@ -1,5 +1,5 @@
-// Statistics of the query rows of forward in float64 (attention/row_statistics.cuh says which): in natural units, and relative
-// to the row maximum, which is the largest score.
+// Statistics of the query rows of forward in float64 (attention/row_statistics.cuh defines them). Scores are in natural units,
+// and the sums are relative to the row maximum, which is the largest score.
 #pragma once
 
 #include "cuda/attention/head_maxima.cuh"
@@ -10,19 +10,21 @@
 
 namespace libflash::cuda::sm80 {
 
-// p * exponent; a probability of 0 adds nothing, though its exponent may be infinite.
+// p * exponent, but 0 if p is 0, even if the exponent is infinite.
 __device__ __forceinline__ double weighted_exponent(double p, double exponent) { return p == 0.0 ? 0.0 : p * exponent; }
 __device__ __forceinline__ double weighted_share(double factor, double sum) { return factor == 0.0 ? 0.0 : factor * sum; }
 
 struct DoubleRowStatistics {
     double weighted = 0.0;  // sum of p * log(p)
 
-    // The maximum changed by -change, and the sums of earlier keys by `factor`; `more`: of the new keys.
+    // Adds new keys. `sum`: the row sum of the earlier keys. `change`: the old minus the new maximum. `factor`: exp(change).
+    // `more`: the sum of p * log(p) of the new keys.
     __device__ __forceinline__ void add(double sum, double change, double factor, double more) {
         weighted = weighted_share(factor, weighted + weighted_exponent(sum, change)) + more;
     }
 };
 
+// Writes the statistics of a row. `row`: in the batch entry or the packed tensor.
 __device__ __forceinline__ void store_statistics(const ForwardStatisticsParams& params, const TileCoordinates& work, int row,
                                                  double largest, double entropy) {
     const auto store = [&](const RowStatisticsParams& to, double x) {

@@ -13,8 +13,9 @@ template <class Body>
 struct RowStatisticsOutput {
     Body& body;
 
-    // The statistics of row r of slab a. sink: -infinity without one; `total`: of the probabilities with that of the sink,
-    // relative to the larger of the kept maximum and the sink. Scores are in base-2 units. All lanes of the warp call it.
+    // Writes the statistics of row r of slab a. `exists`: the row is in use. `sink`: in base-2 units, -infinity without a sink.
+    // `total`: the sum of the exponentials of the scores and of the sink, relative to the larger of the kept maximum and the
+    // sink. All lanes of the warp must call it.
     __device__ __forceinline__ void store(int a, int r, bool exists, float sink, float total) const {
         const TileCoordinates work = body.common().work;
         const SequenceRows q_rows = body.common().q_rows;

@@ -1,4 +1,4 @@
-// Elementwise operations on scores in backward, between the products: a transposed chunk of a warp's 32 keys and kChunk queries.
+// Backward: the elementwise operations between the products, on a transposed chunk of scores of a warp: 32 keys, kChunk queries.
 // Element e of block (a, n) of lane 4 * g + t belongs to key 16 * a + g + 8 * (e / 2) and query 8 * n + 2 * t + e % 2.
 //
 //   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)      both times 2^exponent_shift()
@@ -43,8 +43,8 @@ struct ScoreChunk {
         mask_edge_transposed(tiles, first_row, first_col, -INFINITY, s);
     }
 
-    // Probabilities from dot products. Does part `share` of kShares of the elements, so that a caller can interleave it with a
-    // product.
+    // Converts dot products to probabilities. One call processes part `share` of kShares of the elements, so that a caller can
+    // interleave the calls with a product.
     template <int kShares>
     __device__ __forceinline__ void exponentiate(Scores& s, int share) const {
 #pragma unroll
@@ -55,7 +55,7 @@ struct ScoreChunk {
             for (int e = 0; e < 4; ++e) x[e] = exp2_approx(fmaf(x[e], params.scale_log2, e & 1 ? -f.z : -f.x));
         }
     }
-    // dp becomes ds.
+    // Converts dp to ds, in parts as above.
     template <int kShares>
     __device__ __forceinline__ void differentiate(Scores& dp, const Scores& p, int share) const {
 #pragma unroll
@@ -74,7 +74,7 @@ struct ScoreChunk {
             for (int a = 0; a < 2; ++a) to_fragment<T>(f[step][a], s[a][2 * step], s[a][2 * step + 1]);
     }
 
-    // The rest is for rare options. From dot products s and dp to p and dS. keep: bits from keep_bits().
+    // The rest is for rare options. Converts the dot products s and dp to P and dS. `keep`: from keep_bits().
     __device__ __forceinline__ void apply_rules(Scores& s, Scores& dp, uint32_t keep, bool edge) const {
         const auto at = [&](int i) -> GradientElement {
             const int a = i / 4 % 2, n = i / 8, e = i % 4;

@@ -1,5 +1,5 @@
 // The scores of the float64 kernels, one element at a time: a thread block keeps the dot products of a tile in shared memory, and
-// each thread processes elements of one query row. All options are decided at run time, so one instance has them all.
+// each thread processes elements of one query row. All options are checked at run time, so one instance supports all of them.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -12,7 +12,7 @@ namespace libflash::cuda::sm80 {
 
 constexpr int kDoubleWarps = 4, kDoubleThreads = kDoubleWarps * 32;
 
-// Columns of a tile as wide as the head that a warp has, in blocks of 8.
+// Blocks of 8 channels that a warp computes of an output with head_dim channels.
 constexpr int double_channel_blocks(int head_dim) { return head_dim / 8 / kDoubleWarps; }
 
 __device__ __forceinline__ double number_at(const void* data, int64_t index, bool is_float) {
@@ -29,12 +29,12 @@ __device__ __forceinline__ double head_number_at(const HeadParams& numbers, int 
     return number_at(numbers.data, batch * numbers.batch_stride + head * numbers.head_stride, numbers.is_float);
 }
 
-// The first of the numbers of a head's rows.
+// The address of the number of row `first_row` of a head.
 __device__ __forceinline__ double* row_numbers(const RowStatisticsParams& numbers, int batch, int head, int first_row) {
     return reinterpret_cast<double*>(numbers.data) + batch * numbers.batch + head * numbers.head + first_row * numbers.row;
 }
 
-// The first row of a head.
+// The address of row `first_row` of a head.
 __device__ __forceinline__ double* rows_of(const RowsParams& rows, int batch, int head, int first_row) {
     return static_cast<double*>(rows.data) + batch * rows.batch + first_row * rows.row + head * rows.head;
 }
@@ -53,19 +53,19 @@ __device__ __forceinline__ double largest_of_lanes(double x) {
     return x;
 }
 
-// exp(score - lse), at most 1: the rounding error of a large LSE must not make it overflow. NaN propagates.
+// exp(score - lse), at most 1, so that the rounding error of a large LSE cannot make it overflow. NaN propagates.
 __device__ __forceinline__ double probability(double score, double lse) {
     const double exponent = score - lse;
     return exp_of_score(exponent > 0.0 ? 0.0 : exponent);
 }
 
-// The options of one head of one sequence. Params: of forward, backward or a tangent.
+// The score options of one head of one sequence. Params: the parameters of forward, backward or a tangent operation.
 template <class Params>
 struct DoubleScore {
     const Params& params;
     TileCoordinates work;
     double slope;     // of ALiBi
-    int alibi_shift;  // the key at distance 0 of row 0
+    int alibi_shift;  // the key at ALiBi distance 0 of row 0
     uint32_t batch_head;
 
     __device__ __forceinline__ DoubleScore(const Params& p, const TileCoordinates& tile, int shift)

@@ -1,4 +1,4 @@
-// What the float64 kernels of backward need of each query row, and the gradient of the sink, which needs nothing else.
+// The softmax statistics of the query rows for backward in float64, and the gradient of the sink, which needs nothing else.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -9,7 +9,8 @@
 
 namespace libflash::cuda::sm80 {
 
-// Of a unit of query rows of a head, one warp for a row: its LSE, and delta = dout . out - dlse, or delta of the caller.
+// Computes the statistics of a unit (kUnitRows query rows of a head), one row per warp at a time: the LSE, and
+// delta = dout . out - dlse or the delta of the caller.
 struct DoubleStatisticsUnit {
     static constexpr int kThreads = 256;
 
@@ -28,7 +29,7 @@ struct DoubleStatisticsUnit {
         for (int c = lane; c < params.head_dim_v; c += 32) sum = fma(dout[c], out[c], sum);
         return sum_of_lanes<32>(sum);
     }
-    // {+infinity, 0} for a row that does not take part.
+    // {+infinity, 0} for a row that does not exist or sees no key.
     __device__ __forceinline__ DoubleStatistics of(int row, int lane) const {
         const double lse = row < rows.length ? number(params.lse, row) : -INFINITY;
         if (lse == -INFINITY) return {INFINITY, 0.0};
@@ -55,7 +56,7 @@ struct DoubleStatisticsUnit {
     }
 };
 
-// The sum over all threads of a thread block of kThreads, in thread 0.
+// The sum of x over all kThreads threads of the thread block. Only thread 0 gets the sum.
 template <int kThreads>
 __device__ __forceinline__ double sum_of_block(double x) {
     __shared__ double of_warp[kThreads / 32];

@@ -1,4 +1,4 @@
-// What the tangent kernels for sm_80 and later lack. plan/selection.cpp checks dtype, head dims and device.
+// What the tangent kernels for sm_80 and later do not support. plan/selection.cpp checks dtype, head dims and device.
 #include "cuda/host/long_sums.h"
 #include "cuda/sm80/plan.h"
 #include "problem/check.h"

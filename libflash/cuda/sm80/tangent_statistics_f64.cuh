@@ -1,4 +1,4 @@
-// What the float64 kernels of backward_tangent need of each query row, and the tangent of the gradient of the sink.
+// The statistics of the query rows for backward_tangent in float64, and the tangent of the gradient of the sink.
 #pragma once
 
 #include "cuda/attention/query_tiles.cuh"
@@ -9,7 +9,7 @@
 
 namespace libflash::cuda::sm80 {
 
-// Of a unit of query rows of a head, one warp for a row.
+// Computes the statistics of a unit (kUnitRows query rows of a head), one row per warp at a time.
 struct DoubleTangentStatisticsUnit {
     static constexpr int kThreads = 256;
 
@@ -20,7 +20,7 @@ struct DoubleTangentStatisticsUnit {
     __device__ __forceinline__ double number(const RowStatisticsParams& numbers, int row) const {
         return numbers.data ? row_numbers(numbers, work.batch, work.head, rows.start)[row * numbers.row] : 0.0;
     }
-    // The product of two rows, by a whole warp; 0 if either is absent.
+    // The dot product of two rows, by a whole warp; 0 if a tensor is absent.
     __device__ __forceinline__ double dot(const RowsParams& a, const RowsParams& b, int row) const {
         if (!a.data || !b.data) return 0.0;
         const double* x = rows_of(a, work.batch, work.head, rows.start + row);
@@ -30,7 +30,7 @@ struct DoubleTangentStatisticsUnit {
         for (int c = threadIdx.x % 32; c < params.head_dim_v; c += 32) sum = fma(x[c], y[c], sum);
         return sum_of_lanes<32>(sum);
     }
-    // {+infinity, 0, 0, 0} for a row that does not take part.
+    // {+infinity, 0, 0, 0} for a row that does not exist or sees no key.
     __device__ __forceinline__ DoubleTangentStatistics of(int row) const {
         const double lse = row < rows.length ? number(params.lse, row) : -INFINITY;
         if (lse == -INFINITY) return {INFINITY, 0.0, 0.0, 0.0};

@@ -1,5 +1,5 @@
-// The tiles of the float64 kernels on tangents: two tensors of queries and two of keys, each pair a tensor and its tangent, and
-// the products of the pairs. Pairs are loaded one after the other into the same memory.
+// The tiles of the float64 kernels on tangents: a tensor and its tangent of the queries, the same of the keys, and the products
+// of these pairs. Several pairs (such as K and V with their tangents) are loaded one after the other into the same memory.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -10,11 +10,11 @@
 
 namespace libflash::cuda::sm80 {
 
-// kScoreTiles: 3 for each product of pairs.
+// kScoreTiles: three for each product of two pairs (multiply()).
 template <class Params, int kHeadDim, int kTileRows, int kScoreTiles>
 struct DoubleTangentTiles {
     static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
-    static constexpr int kLanes = kThreads / kTileRows;  // that share a query row of scores
+    static constexpr int kLanes = kThreads / kTileRows;  // threads that share a query row of scores
     static constexpr int kBlocks = kTileRows / 8, kChannelBlocks = double_channel_blocks(kHeadDim);
     using Rows = DoubleTile<kTileRows, kHeadDim>;
     using Scores = DoubleTile<kTileRows, kTileRows>;
@@ -35,10 +35,10 @@ struct DoubleTangentTiles {
         lane = thread % 32;
     }
 
-    // 0: of queries, 1: its tangent, 2: of keys, 3: its tangent.
+    // 0: the tensor of the queries, 1: its tangent, 2: the tensor of the keys, 3: its tangent.
     __device__ __forceinline__ Rows tile(int i) const { return {shared + i * (Rows::kBytes / 8)}; }
     __device__ __forceinline__ Scores scores(int i) const { return {shared + 4 * (Rows::kBytes / 8) + i * (Scores::kBytes / 8)}; }
-    // A number for each of the tile's rows, of two kinds.
+    // Space for two numbers (`kind` 0 and 1) per row of the tile.
     __device__ __forceinline__ double* numbers(int kind) const { return shared + kNumbersAt / 8 + kind * kTileRows; }
 
     __device__ __forceinline__ void begin(const TileCoordinates& next) {
@@ -54,7 +54,7 @@ struct DoubleTangentTiles {
         return make_int2(diagonal - params.mask.left, min(k_rows.length, diagonal + params.mask.right + 1));
     }
 
-    // A tensor and its tangent, if there is one, to tiles `to` and `to` + 1.
+    // Loads a tensor to tile `to` and its tangent, if there is one, to tile `to` + 1.
     __device__ __forceinline__ void load_pair(int to, const RowsParams& of_tensor, const RowsParams& of_tangent,
                                               const SequenceRows& sequence, int head, int first, int channels) const {
 #pragma unroll 1
@@ -67,7 +67,8 @@ struct DoubleTangentTiles {
         cp_async_commit();
     }
 
-    // Score tiles to .. to + 2: X C^T, tX C^T and X tC^T for X of queries and C of keys; what is absent is left out.
+    // Score tiles `to` to `to` + 2 become X C^T, tX C^T and X tC^T. X: the tensor of the queries; C: the tensor of the keys.
+    // Products with an absent tangent are skipped.
     __device__ __forceinline__ void multiply(int to, bool has_tangent_x, bool has_tangent_c, int channels) const {
 #pragma unroll 1
         for (int job = warp; job < 3 * kBlocks * kBlocks; job += kWarps) {
@@ -88,7 +89,7 @@ struct DoubleTangentTiles {
         return (has_tangent_x ? scores(from + 1).at(row, col) : 0.0) + (has_tangent_c ? scores(from + 2).at(row, col) : 0.0);
     }
 
-    // The tangent of a score: `slope` times that of the scaled dot product, and that of the bias.
+    // The tangent of a score: `slope` times the tangent tz of the scaled dot product, plus the tangent of the bias.
     __device__ __forceinline__ double score_tangent(const DoubleScore<Params>& score, double slope, double tz, int row,
                                                     int key) const {
         double ts = slope * tz;
