@@ -67,7 +67,7 @@ void check_shape(const TensorView& view, const Argument& argument, std::initiali
 void check_dtype(const TensorView& view, const Argument& argument, DType dtype);
 void check_float(const TensorView& view, const Argument& argument);
 void check_float32_or(const TensorView& view, const Argument& argument, DType dtype);
-// The type of the inputs, or FLOAT32 beside 16-bit inputs.
+// Accepts the type of the inputs, and FLOAT32 if the inputs have 16 bits.
 void check_partial_dtype(const TensorView& view, const Argument& argument, DType inputs);
 void check_device(const TensorView& view, const Argument& argument, const Device& device);
 void check_contiguous(const TensorView& view, const Argument& argument);

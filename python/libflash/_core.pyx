@@ -191,14 +191,14 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         The numbers that dropout uses for batch entries and heads, for a call on some sequences or heads of a batch: head h has
         the number head_begin + h of heads_total.
     sm_margin : int
-        On a GPU: multiprocessors to leave to kernels that run beside this one. No effect on the CPU.
+        On a GPU: number of multiprocessors to leave free for kernels that run at the same time. No effect on the CPU.
     resume : bool
         Start from out and lse, which hold the result for other keys of the same rows, and replace them by the result for both
         sets of keys. Give learnable_sink to the first call only.
     return_lse : bool
         Also return lse.
     out : array like q with head_dim_v channels
-        The output; allocated if not given. It may not overlap the inputs. It may be float32 beside 16-bit inputs.
+        The output; allocated if not given. It may not overlap the inputs. It may be float32 with 16-bit inputs.
     lse : (batch, heads_q, seqlen_q) or packed (heads_q, total_q), float32 (float64 for float64)
         The output for the LSE.
     max_logit : shape and type of lse, or (heads_q,)

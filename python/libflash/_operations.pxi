@@ -75,7 +75,7 @@ def attention_backward(
     add : bool
         Add to dq, dk and dv, which must be given and be float32 (float64 for float64).
     dq, dk, dv : arrays with shape and type of q, k, v
-        The outputs; allocated if not given. Each may be float32 beside 16-bit inputs.
+        The outputs; allocated if not given. Each may be float32 with 16-bit inputs.
     dbias, dsink : arrays with shape and type of bias and learnable_sink
         If given, their gradients are written there, summed over repeated dimensions.
     The other options must be those of the forward call; see attention().
@@ -281,8 +281,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     Returns
     -------
     out : (batch, seqlen_q, heads_q, head_dim_v), and lse : (batch, heads_q, seqlen_q) if return_lse. Packed: (total_q, heads_q,
-        head_dim_v) and (heads_q, total_q); rows past cu_seqlens_q[batch] are not written. Of a shard, out is float32 beside
-        16-bit q, unless it is given.
+        head_dim_v) and (heads_q, total_q); rows past cu_seqlens_q[batch] are not written. With a shard and 16-bit q, out is
+        float32, unless it is given.
 
     Raises
     ------

@@ -236,7 +236,8 @@ cdef int shard_options_from(Call *call, Extras *extras, flash_attention_options_
 
 
 cdef int refuse_shard_options(dict options) except -1:
-    """Refuse these options. Called where PyTorch or JAX trace, transform or record gradients."""
+    """Refuse each of these options that is not at its default. Called where PyTorch or JAX trace, transform or record
+    gradients."""
     for name, value in options.items():
         if value is None or value is False:
             continue

@@ -57,7 +57,7 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     tq, tk, tv, tbias, tsink : arrays with shape and type of q, k, v, bias and learnable_sink, or None for zero
         The direction.
     out, lse : as attention(..., return_lse=True) returned them with the same options; both or none
-        If given, only the tangents are computed.
+        If given, they are not computed again.
     tdelta : array with shape and type of lse
         If given, rowsum(tdout * out + dout * tout) - tdlse is written there, for attention_backward_tangent(). It is computed
         from tout before rounding, and from out before rounding if out is not given.
