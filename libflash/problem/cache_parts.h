@@ -9,7 +9,8 @@ namespace libflash {
 // rows.
 void check_cache_types(KvCache& cache, DType of_rows, const char* rows);
 
-// Checks that a cache that needs scales has them. `writes`: the call writes new rows to the cache.
+// Checks that an INT8 cache has a scale, and that a call that writes new rows (`writes`) gives scales of rows only for an 8-bit
+// cache.
 void check_scale_given(const KvCache& cache, const CacheScale& scale, const char* name, bool writes);
 
 // Checks that both tables are given or none.

@@ -24,7 +24,7 @@ public:
                 DecodeTiles tiles = {})
         : config(config), problem(problem), device(device), fewest_rows(fewest_rows), tiles(tiles) {}
 
-    // Whether sequences may have different numbers of rows. Only the device knows how many.
+    // Whether the instance is one for sequences with different numbers of rows, which only the device knows.
     bool ragged() const { return tiles.rows > 0 || is_wide_decode(config.head_dim) || is_ragged(problem); }
     // Query rows of a sequence that share a key head; packed: of all sequences together.
     int64_t group_rows() const { return problem.seqlen_q * problem.group_size(); }
