@@ -51,7 +51,7 @@ extern "C" flash_status_t flash_attention_backward_explain(const flash_tensor_t*
 
 namespace {
 
-// Inputs of the caller's tangents, by default those of q, k and v; outputs that the call would have.
+// A copy of the caller's tangents; by default a call with tangents of q, k and v.
 flash_tangents_t tangents_to_explain(const flash_tangents_t* given, const flash_tensor_t* q, const flash_tensor_t* k,
                                      const flash_tensor_t* v) {
     if (given) return read_tangents(given);

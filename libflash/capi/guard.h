@@ -1,4 +1,4 @@
-// The border between C++ and C: guard() runs a body and turns an exception into a status and the text of flash_last_error().
+// The boundary between C++ and C: guard() runs a body and turns an exception into a status and the text of flash_last_error().
 #pragma once
 
 #include <new>
@@ -8,7 +8,7 @@
 
 namespace libflash {
 
-// The error text of this thread, a plain character array: no destructor runs when a thread ends or the library is unloaded.
+// The error text of this thread is a plain character array, so no destructor runs when a thread ends or the library is unloaded.
 void set_last_error(const char* text) noexcept;  // truncated to 2047 characters
 const char* last_error() noexcept;
 

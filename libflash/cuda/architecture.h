@@ -17,22 +17,24 @@ struct Architecture {
     const char* name;  // of the folder
     bool exact;        // its code runs only on the architecture that it was compiled for ("90a")
 
-    // Whether the kernel supports what the problem requires besides element type and head dims. If not, writes what it lacks to
-    // `why`, unless that is nullptr.
+    // Whether the kernel supports what the problem requires besides element type and head dims. If not, writes what the kernel
+    // lacks to `why`, unless `why` is nullptr.
     bool (*supports)(const KernelConfig&, const AttentionProblem&, std::string* why);
-    // The same for kernels of decode and its parts, and of tangents; nullptr: it has none.
+    // The same for kernels of decode, prefill and decode_prefix, and for kernels of tangents. nullptr: the architecture has no
+    // such kernel.
     bool (*supports_decode)(const KernelConfig&, const DecodeProblem&, std::string* why);
     bool (*supports_tangent)(const KernelConfig&, const TangentProblem&, std::string* why);
-    // Shared memory of a thread block of the kernel if it may exceed the limit of a device; else 0.
+    // Bytes of shared memory per thread block, if they may exceed the limit of a device; else 0.
     int (*shared_bytes)(const KernelConfig&);
 
-    // nullptr if the architecture has no kernel of the operation. They refuse problems beyond the kernels' size limits.
+    // Make the plan of an operation. nullptr: the architecture has no kernel of the operation. A problem that exceeds the size
+    // limits of the kernels is refused.
     ForwardPlan (*plan_forward)(const Kernel&, const AttentionProblem&, const DeviceProperties&);
     BackwardPlan (*plan_backward)(const Kernel&, const AttentionProblem&, const DeviceProperties&);
-    // `prefill`: who takes the long chunks.
+    // `prefill`: the kernel for long chunks, if there is one (plans.h).
     DecodePlan (*plan_decode)(const Kernel&, const DecodeProblem&, const DeviceProperties&, const DecodePrefill& prefill);
     PrefillPlan (*plan_prefill)(const Kernel&, const DecodeProblem&, const DeviceProperties&);
-    // Gives the launch for keys that sequences share to the kernel.
+    // Changes the decode plan so that this kernel computes the keys that sequences share.
     void (*plan_prefix)(DecodePlan&, const Kernel&, const DecodeProblem&, const DeviceProperties&);
     ForwardTangentPlan (*plan_forward_tangent)(const Kernel&, const TangentProblem&, const DeviceProperties&);
     BackwardTangentPlan (*plan_backward_tangent)(const Kernel&, const TangentProblem&, const DeviceProperties&);

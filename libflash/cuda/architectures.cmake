@@ -1,9 +1,9 @@
 # The architectures that the kernels of a folder are compiled for, and the compiler options for them, from
 # CMAKE_CUDA_ARCHITECTURES, CMake's list ("80-real;90a-real;80-virtual": machine code, PTX, or both without a suffix).
 
-# Sets LIBFLASH_ARCHITECTURES_<group> for each group of kernels: a folder, sm80_backward, sm80_f32, sm80_f64, sm80_tangent,
-# sm90_tangent, sm80_wide and sm90_wide (more than 256 channels), or one of these with the mark large or small, as sm80_large;
-# sm80_statistics and sm90_statistics.
+# Sets LIBFLASH_ARCHITECTURES_<group> for each group of kernels. The groups: each folder; sm80_backward, sm80_f32, sm80_f64;
+# sm80_tangent, sm90_tangent; sm80_wide, sm90_wide (more than 256 channels); sm80_statistics, sm90_statistics. The groups of sm80
+# also exist with the mark large or small at the end, as sm80_large or sm80_backward_small.
 macro(libflash_folder_architectures)
   foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
     if(NOT architecture MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 80)
@@ -20,7 +20,8 @@ macro(libflash_folder_architectures)
   string(REGEX REPLACE "([0-9])[af]" "\\1" LIBFLASH_ARCHITECTURES_any "${CMAKE_CUDA_ARCHITECTURES}")
   list(REMOVE_DUPLICATES LIBFLASH_ARCHITECTURES_any)
   set(LIBFLASH_ARCHITECTURES_sm80 ${LIBFLASH_ARCHITECTURES_any})
-  # All but forward and decode in 16 bits: if the list has PTX that newer GPUs can compile, machine code for sm_80 to sm_90 alone.
+  # These groups contain all kernels of sm80 but forward and decode in 16 bits with up to 256 channels. If the list has PTX that
+  # newer GPUs can run, they get no machine code for sm_100 and newer.
   set(kinds sm80_backward sm80_f32 sm80_f64 sm80_statistics sm80_tangent sm80_wide)
   foreach(kind IN LISTS kinds)
     set(LIBFLASH_ARCHITECTURES_${kind} ${LIBFLASH_ARCHITECTURES_sm80})
@@ -42,9 +43,9 @@ macro(libflash_folder_architectures)
 endmacro()
 
 # nvcc's options for `architectures`. Generating PTX takes most of the time, so machine code is made from as few PTX versions as
-# possible: `versions` are the architectures for which the sources differ (__CUDA_ARCH__ >= ...), and each architecture takes
-# the last version that is not above it. The PTX that is kept for future GPUs is that of the list. CMake by itself would
-# generate PTX for each architecture.
+# possible: `versions` are the architectures for which the sources differ (__CUDA_ARCH__ >= ...), and the machine code of each
+# architecture is made from the last version that is not above it. PTX for future GPUs is kept only for the architectures of the
+# list that ask for it. CMake by itself would generate PTX for each architecture.
 function(libflash_gencode architectures versions result)
   set(from "")
   foreach(architecture IN LISTS architectures)

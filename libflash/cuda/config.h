@@ -20,12 +20,12 @@ struct KernelConfig {
     Operation operation;
     const char* backend;  // folder of its code: "sm80", "sm90"; "any": used whichever backend is requested
     KernelType dtype;
-    int head_dim, head_dim_v;  // the largest; 0: any
+    int head_dim, head_dim_v;  // the largest that the kernel supports; 0: any
     int tile_q, tile_k;        // of the plain instance; 0: none
     int stages;                // 0: none
     const char* compiled_for;  // architectures, in the format of flash_build_info()
-    const char* versions;      // "80 90": the values of __CUDA_ARCH__ / 10 that its sources were compiled with
-    bool statistics = false;   // forward with statistics of rows: takes calls that want them, and no others
+    const char* versions;      // "80 90": the values of __CUDA_ARCH__ / 10 with which its sources were compiled to PTX
+    bool statistics = false;   // forward with statistics of rows: for calls that request them, and no others
 };
 
 // The resources of a thread block of one instance.

@@ -1,6 +1,6 @@
-# Compiles the kernels of kernels.table: for each one a line of cuda_kernels.inc and its code in a generated .cu file, which
-# kernels that differ only in f16 for bf16 share (units.cmake). The kernels of a folder are compiled for the architectures of
-# that folder; if the build has none of them, its kernels are not in the registry.
+# Compiles the kernels of kernels.table. Each kernel has a line in cuda_kernels.inc and its code in a generated .cu file. Two
+# kernels that differ only in their type, f16 or bf16, share a .cu file (units.cmake). The kernels of a folder are compiled for
+# the architectures of that folder; if the build has none of these architectures, the kernels are not in the registry.
 #
 # LIBFLASH_KERNELS   all, dev (the marked kernels), or a regular expression that the name of a kernel must match
 set(LIBFLASH_KERNELS all CACHE STRING "which kernels of cuda/kernels.table to compile: all, dev or a regular expression")
@@ -11,12 +11,12 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
 include(libflash/cuda/architectures.cmake)
 include(libflash/cuda/units.cmake)
 libflash_folder_architectures()
-# The PTX versions of a kernel: the values of __CUDA_ARCH__ that its sources test. Kernels that spill unless their machine code
-# comes from PTX for the same architecture have one more: sm80/forward.cuh takes fewer scores at a time from version 100 on; for
-# the others the sources are the same.
+# The versions of a kernel: the values of __CUDA_ARCH__ / 10 that its sources test. PTX is generated for each of them. Kernels
+# that would spill registers unless their machine code comes from PTX for the same architecture have one more version, 100 or 120.
+# sm80/forward.cuh computes fewer scores at a time from version 100 on; the sources of backward do not test version 120.
 set(versions 80 90)
-# The same of all kernels of an operation or a type: the sources of those on tangents test none. Products of float64 are single
-# instructions from sm_90 on. Forward with statistics is compiled for few architectures (architectures.cmake).
+# The versions of all kernels of an operation or a type. The sources of the tangent kernels test no version. Matrix products of
+# float64 are single instructions from sm_90 on. Forward with statistics is compiled for few architectures (architectures.cmake).
 set(versions_forward_tangent 80)
 set(versions_backward_tangent 80)
 set(versions_f64 80 90)

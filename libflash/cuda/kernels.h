@@ -34,8 +34,8 @@ struct Kernel {
 // The kernels of this build, in order of preference within an operation. Writes their number to `count`.
 const Kernel* compiled_kernels(int* count);
 
-// Launch `plan` of `kernel` on `stream` of the problem's device; the caller's current device does not change. Throw Error with
-// FLASH_STATUS_CUDA.
+// Launch `plan` of `kernel` on `stream` of the problem's device; the caller's current device does not change. A CUDA error
+// becomes an Error with FLASH_STATUS_CUDA.
 void forward(const Kernel& kernel, const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream);
 void backward(const Kernel& kernel, const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream);
 void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);

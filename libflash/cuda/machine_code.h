@@ -9,9 +9,9 @@ namespace libflash::cuda {
 // only "a" architectures count.
 bool has_code_for(const char* built, int arch, bool only_exact);
 
-// __CUDA_ARCH__ / 10 of the code that the driver loads on `arch`: machine code before PTX, the latest of either. Machine code
-// was compiled with the last of `versions` ("80 90") that is not above its architecture (architectures.cmake), PTX with its
-// own. 0: there is no code.
+// The value of __CUDA_ARCH__ / 10 with which the code that the driver loads on `arch` was compiled; 0: there is no code. The
+// driver prefers machine code to PTX, and takes the latest of either. For machine code the value is the last of `versions`
+// ("80 90") that is not above its architecture (architectures.cmake); for PTX it is the architecture of the PTX.
 int code_version(const char* built, const char* versions, int arch);
 
 }  // namespace libflash::cuda

@@ -1,5 +1,5 @@
-// The plan of merge, and the parameters of its kernel: one struct for few parts, one for many, of plain values; strides are in
-// elements. No CUDA header.
+// The plan of merge and the parameters of its kernel: plain values, in one struct for few parts and another one for many parts.
+// Strides are in elements. No CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct RowTensor {
 struct MergeSizes {
     int64_t batch, rows, heads;
     int32_t head_dim_v;
-    int32_t count;
+    int32_t count;  // of parts
     RowTensor out;
     RowTensor lse;  // data is nullptr when it is not wanted
 };
@@ -44,7 +44,7 @@ struct MergeLayout {
 
 constexpr int kMergeLayouts = 64, kMergeManyParts = 1680;
 
-// Parts refer to a table of layouts, so that more of them fit into the kernel parameters.
+// Parts refer to a table of layouts, so that more parts fit into the kernel parameters.
 struct MergeMany : MergeSizes {
     MergeLayout layouts[kMergeLayouts];
     void* outs[kMergeManyParts];
@@ -60,9 +60,9 @@ struct MergeParams {
 struct MergePlan {
     int vector = 1;      // neighbouring channels that a thread loads at once
     bool mixed = false;  // parts of different types
-    int group = 1;       // threads that share a row
+    int group = 1;       // threads that compute one row together
     LaunchShape merge;
-    std::unique_ptr<const MergeParams> params;  // made with the plan, which refuses parts that they cannot hold
+    std::unique_ptr<const MergeParams> params;  // made with the plan, so that parts that do not fit are refused before a launch
 };
 
 }  // namespace libflash::cuda

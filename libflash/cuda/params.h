@@ -1,5 +1,5 @@
-// For each operation the types of its plan and of its kernel parameters, which are plain values, passed by value. No CUDA header,
-// so that host code can fill them.
+// For each operation the types of its plan and of its kernel parameters. The parameters are plain values and are passed by value.
+// No CUDA header, so that host code can fill them.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct TypesOf<Operation::cache_write> {
 template <>
 struct TypesOf<Operation::forward> {
     using Plan = ForwardPlan;
-    using Params = ForwardStatisticsParams;  // most kernels take the ForwardParams of it
+    using Params = ForwardStatisticsParams;  // most kernels take its base class, ForwardParams
 };
 template <>
 struct TypesOf<Operation::backward> {

@@ -22,7 +22,7 @@ inline LaunchShape launch_shape(int64_t blocks, const KernelResources& resources
     return {blocks, resources.threads, resources.shared_bytes};
 }
 
-// An instance of a kernel: its number within the architecture, and its name.
+// An instance of a kernel: the number by which the kernel's launcher selects it, and the name that explain prints.
 struct Instance {
     int number = 0;
     const char* name = "";
@@ -39,16 +39,17 @@ struct ForwardPlan {
     ScheduleParams schedule{};
     bool dynamic = false;       // dynamic tile scheduler, else static
     bool vector_loads = false;  // rows of q, k and v can be read 16 bytes at a time
-    bool vector_out = false;    // rows of out can be written so
+    bool vector_out = false;    // rows of out can be written 16 bytes at a time
     bool long_sums = false;     // sums of more than kKeysPerSum keys are kept in the workspace (attention/long_sums.h)
     LaunchShape attention;
-    int64_t blocks_at_once = 0;  // not 0: attention is launched several times, with at most so many thread blocks each
+    int64_t blocks_at_once = 0;  // not 0: attention is launched several times, with at most this many thread blocks each
     LaunchShape order;           // dynamic: the kernel that sorts the sequences
     LaunchShape head_maxima;     // sets the largest scores of the heads to -infinity
     Workspace workspace;         // "sequence_order", "long_sums"
 };
 
-// The long chunks of a decode call (sm90/prefill.cuh). Sequences with fewer query rows are those of the decode kernels.
+// The plan of the prefill kernel (sm90/prefill.cuh), which computes the long chunks of a decode call: the sequences with
+// `fewest_rows` query rows or more. The decode kernels compute the other sequences.
 struct PrefillPlan {
     int tile_q = 0, tile_k = 0;
     ScheduleParams schedule{};
@@ -59,49 +60,51 @@ struct PrefillPlan {
     Workspace workspace;           // "sequence_order", "long_sums"
 };
 
-// The kernel for long chunks, its launcher and its plan. Without a name the decode kernels take all rows.
+// The name of the prefill kernel, its launcher and its plan. Without a name there is none: the decode kernels compute all rows.
 struct DecodePrefill {
     const char* name = nullptr;
     int (*launch)(const PrefillPlan&, const PrefillParams&, void* stream) = nullptr;
     PrefillPlan plan;
 };
 
-// From saved out and LSE. A call without them runs forward before.
+// The kernel reads saved out and LSE. A call without them runs forward first, unless the instance is kFusedTangentInstance.
 struct ForwardTangentPlan {
     Instance instance;
     int tile_q = 0, tile_k = 0;
     ScheduleParams schedule{};
     bool vector_loads = false;  // rows of q, k, v and their tangents can be read 16 bytes at a time
     bool vector_rows = false;   // the same for out, dout and tdout
-    bool vector_out = false;    // rows of tout can be written so
+    bool vector_out = false;    // rows of tout can be written 16 bytes at a time
     LaunchShape attention;
 };
 
-// gradients_of_keys: of a kernel that computes tdk and tdv; else it is as the others.
+// gradients: the kernels of tdq, tdk, tdv and tdbias (sm80), or the kernel of tdq (sm90). gradients_of_keys: the kernels of tdk
+// and tdv (sm90).
 enum class BackwardTangentStep { statistics, gradients, dsink, gradients_of_keys };
 
-// A call that wants gradients too runs backward before.
+// A call that also requests the gradients themselves runs backward first.
 struct BackwardTangentPlan {
     Instance instance = kGeneralInstance;
-    int tile_q = 0, tile_k = 0;  // rows of a thread block, of queries or keys; rows of the other side at a time
+    int tile_q = 0, tile_k = 0;  // rows of a thread block (queries or keys), and rows of the other side that it reads at a time
     int64_t units = 0;           // workspace units of a head, kUnitRows query rows each
     ScheduleParams unit_schedule{}, query_schedule{}, key_schedule{};
     bool vector_loads = false, vector_rows = false, vector_out = false;  // as in BackwardTangentParams
-    bool dynamic = false;                                                // counters say which work tiles are next
-    // In launch order; tdk and tdv each for itself or together.
+    bool dynamic = false;  // dynamic tile scheduler: counters in the workspace give the next work tiles
+    // In launch order. sm80: tdk and tdv; sm90: tdk_tdv, for one kernel or for two.
     LaunchShape statistics, tdq, tdk, tdv, tdk_tdv, dsink, dbias;
-    Workspace workspace;  // "statistics"
+    Workspace workspace;  // "statistics", "next_tiles"
 };
 
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias, dq_counters };
 
-// The launches of the dK/dV kernel, if a key tile has several (attention/long_sums.h). 0: all at once.
+// The launches of the dK/dV kernel, if a key tile needs several (attention/long_sums.h). The first three fields say how much one
+// launch processes; 0: everything.
 struct BackwardParts {
-    int64_t key_tiles = 0;  // of all key heads
-    int64_t heads = 0;      // query heads of a key head
-    int64_t rows = 0;       // query rows of a sequence
-    int64_t of_rows = 1;    // how many ranges of query rows
-    int64_t launches = 1;   // of each key tile
+    int64_t key_tiles = 0;  // key tiles, counted over all key heads
+    int64_t heads = 0;      // query heads of each key head
+    int64_t rows = 0;       // query rows of each sequence
+    int64_t of_rows = 1;    // the number of ranges of query rows
+    int64_t launches = 1;   // the number of launches for each key tile
 };
 
 struct BackwardPlan {
@@ -113,19 +116,20 @@ struct BackwardPlan {
     ScheduleParams query_schedule{};       // by workspace unit
     ScheduleParams query_tile_schedule{};  // of the dQ kernel: by query tile
     bool vector_loads = false, vector_out = false;
-    bool dq_kernel = false;    // no dQ accumulator: a kernel of its own computes dq
-    bool dynamic = false;      // a counter says which key tile is next
+    bool dq_kernel = false;    // a separate kernel computes dq, and there is no dQ accumulator
+    bool dynamic = false;      // dynamic tile scheduler: a counter in the workspace gives the next key tile
     bool fixed_order = false;  // the dK/dV kernel adds to the dQ accumulator in a fixed order
     // In launch order.
     LaunchShape statistics, dq_counters, dk_dv, dq_conversion, dq, dsink, dbias;
-    int64_t key_tiles = 0;  // of all key heads: the work tiles of dk_dv
+    int64_t key_tiles = 0;  // key tiles of all key heads: the work tiles of dk_dv
     BackwardParts parts;    // of dk_dv
     Workspace workspace;    // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums"
 };
 
 struct DecodePlan;
 
-// The kernel for keys that sequences share, and its launcher. Without a name it is one of the decode kernel.
+// The separate kernel for keys that sequences share, and its launcher. Without a name the decode kernel's own code computes these
+// keys.
 struct PrefixKernel {
     const char* name = nullptr;
     int (*launch)(const DecodePlan&, const DecodeParams&, void* stream) = nullptr;
@@ -136,26 +140,26 @@ enum class DecodeStep { append, attention, combine, append_codes, prefix };
 struct DecodePlan {
     Instance instance;
     int tile_q = 0, tile_k = 0;  // query rows of a thread block; keys of a tile of one head
-    int64_t splits = 1;          // key ranges
-    int64_t split_size = 0;      // keys of each range; 0: equal ranges of the visible keys
-    bool invariant = false;      // ranges are segments: of split_size, or those of invariant_segments.h
-    // Where it is set: keys of the first segments, the key from which on they are longer (0: all have one size), and the version
-    // of the rule.
+    int64_t splits = 1;          // number of splits
+    int64_t split_size = 0;      // keys of each split; 0: equal parts of the visible keys
+    bool invariant = false;      // splits are segments: of split_size keys, or those of attention/invariant_segments.h
+    // If `invariant`: the keys of the first segments, the key from which segments are longer (0: all have one size), and the
+    // version of the rule.
     int first_segment = 0, longer_from = 0, invariant_version = 0;
     int key_heads = 1;                              // key heads of a thread block: 1 or decode_key_heads()
-    int64_t query_tiles = 1;                        // of the query rows of a key head
-    int64_t short_tiles = 0;                        // of a sequence, beside long chunks
+    int64_t query_tiles = 1;                        // tiles of the query rows of a key head
+    int64_t short_tiles = 0;                        // with long chunks: the most tiles of a sequence of the decode kernels
     int stages = 0;                                 // pipeline stages in use
     uint32_t delayed_begin = 0, delayed_count = 0;  // thread blocks that start later: the first, and how many
-    bool ragged = false;                            // the instance is one for rows of any lengths
+    bool ragged = false;                            // the instance supports sequences with different numbers of rows
     bool fused_append = false;                      // the attention kernel appends the new row
     bool stores_rotated_q = false;                  // the append kernel writes rotated queries to the workspace
     bool dependent_launch = false;                  // programmatic dependent launch
     uint32_t append_rows = 0;                       // new rows of all key heads, for the append kernel
-    uint32_t append_slots = 0;                      // threads per row there
-    uint32_t appended_codes = 0;                    // new rows of all key heads, for the append kernel of 8-bit caches
-    int64_t prefix_tiles = 0;                       // of rows of sequences that share their first keys; 0: as without the hint
-    PrefixKernel prefix_kernel;                     // whose launch `prefix` is
+    uint32_t append_slots = 0;                      // threads per row in the append kernel
+    uint32_t appended_codes = 0;                    // new rows of all key heads, for the kernel that appends codes or scales
+    int64_t prefix_tiles = 0;                       // query tiles of sequences that share first keys; 0: the hint is not used
+    PrefixKernel prefix_kernel;                     // the kernel of the launch `prefix`
     LaunchShape append_codes, append, prefix, attention, combine;
     DecodePrefill prefill;
     Workspace workspace;  // "rotated_q", "prefix_sums", "partial_out", "partial_lse", "prefill"

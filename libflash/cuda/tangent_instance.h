@@ -5,7 +5,7 @@
 
 namespace libflash::cuda {
 
-// Fused: it computes out and LSE too, so that no call of forward comes before it. All others start from saved out and LSE.
+// The fused instance also computes out and LSE, so forward does not run before it. All other instances read saved out and LSE.
 constexpr Instance kFusedTangentInstance{2, "fused with forward"}, kPlainTangentInstance = kPlainInstance;
 
 inline bool is_fused(const ForwardTangentPlan& plan) { return plan.instance.number == kFusedTangentInstance.number; }

@@ -4,8 +4,8 @@
 # Search order: CMAKE_CUDA_COMPILER, $CUDACXX, PATH, $CUDA_HOME, $CUDA_PATH, /usr/local/cuda (these are `system`), then the
 # compiler wheels in this Python (`pypi`). python/build_backend/cuda_choice.py searches in the same order.
 
-# Machine code for the architectures whose fastest instructions the kernels use, and one PTX version for all newer ones: sm_100
-# has matrix instructions of its own, which the kernels do not know, so its machine code is not worth the size of the library.
+# Machine code for the architectures whose fastest instructions the kernels use, and one PTX version for all newer architectures.
+# sm_100 has matrix instructions of its own, which no kernel uses, so machine code for it would only make the library larger.
 set(LIBFLASH_DEFAULT_ARCHITECTURES 80-real 90a-real 80-virtual)
 
 if(NOT DEFINED LIBFLASH_CUDA_PREFIX)

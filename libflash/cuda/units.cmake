@@ -1,8 +1,8 @@
-# Reads kernels.table: selects the kernels of this build and assigns them to translation units. Parsing the headers costs a unit
-# the same for one kernel as for two, so kernels that differ only in f16 for bf16 share a unit; kernels with other architectures
-# or versions never do. A unit's file is named as its kernel is, with two as forward_sm80_bf16_f16_d128.cu.
+# Reads kernels.table: selects the kernels of this build and assigns them to translation units. Two kernels that differ only in
+# their type, f16 or bf16, share a unit, so that the headers are parsed once for both. Kernels with different architectures or
+# versions never share a unit. The file of a unit has the name of its kernel; with two kernels, as forward_sm80_bf16_f16_d128.cu.
 
-# Writes a file only if its content changed, so that a new kernel recompiles only its unit and the registry.
+# Writes a file only if its content changed, so that after a new line in the table only its unit and the registry are compiled.
 function(libflash_write path text)
   set(old "")
   if(EXISTS ${path})
@@ -152,8 +152,9 @@ KernelResources resources_${name}(int step, int instance) {
 ")
 endmacro()
 
-# Writes the registry, the table of architectures and the units of `table` to the folder `generated`. Sets groups (of kernels
-# with the same architectures), for each group sources_<group>, and for each source gencode_<file>, its compiler options.
+# Writes the registry, the table of architectures and the units of `table` to the folder `generated`. Sets `groups` (the groups of
+# architectures.cmake that have kernels), for each group sources_<group>, and for each source file its compiler options,
+# gencode_<file>.
 macro(libflash_units table generated)
   set(units "")
   set(groups "")

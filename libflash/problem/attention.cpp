@@ -77,7 +77,8 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
 
 namespace {
 
-// cu_seqlens is checked before the tensor it belongs to, because it decides how many dimensions that tensor has.
+// The batch size from cu_seqlens. cu_seqlens is checked before the packed tensor, because it decides how many dimensions that
+// tensor must have.
 int64_t batch_of(const TensorView& cu, const char* argument) {
     check_ndim(cu, argument, 1, "(batch + 1,)");
     if (cu.shape[0] < 1) invalid(argument, "must have batch + 1 entries, so at least one", "it has none");
@@ -234,7 +235,8 @@ void build_option_tensors(AttentionProblem& p, const OptionTensors& tensors, con
     p.k_rows = build_sequences(kKeySide, p.k, p.batch, tensors.cu_k, tensors.used_k, options.max_seqlen_k);
     if (tensors.slopes.present) p.alibi_slopes = build_slopes(tensors.slopes, p.batch, p.heads_q, p.dtype, p.device);
 
-    // A packed side has no single length: use the caller's bound (0 if not given). Step 4 compares with the real lengths.
+    // A packed side has no single length. Its bias, masks and block masks must cover the caller's bound max_seqlen, 0 if not
+    // given. Step 4 of build.h compares them with the real lengths.
     const bool packed_q = p.q_rows.packed(), packed_k = p.k_rows.packed();
     const int64_t rows = packed_q ? options.max_seqlen_q : p.q_rows.capacity;
     const int64_t cols = packed_k ? options.max_seqlen_k : p.k_rows.capacity;

@@ -10,8 +10,8 @@
 
 namespace libflash {
 
-// bias, mask, dbias: element (b, h, i, j) is data[b*stride[0] + h*stride[1] + i*stride[2] + j*stride[3]]; a repeated dimension
-// has stride 0. `shape` is the caller's shape, with leading dimensions of size 1 added.
+// bias, mask, dbias: element (b, h, i, j) is data[b*stride[0] + h*stride[1] + i*stride[2] + j*stride[3]]. A dimension of size 1
+// is broadcast and has stride 0. `shape` is the caller's shape, with leading dimensions of size 1 added.
 struct ScoreTensor {
     bool present = false;
     void* data = nullptr;
@@ -21,7 +21,7 @@ struct ScoreTensor {
 };
 
 // The blocks of FLASH_BLOCK_SIZE x FLASH_BLOCK_SIZE scores that are kept: dense (`mask`) or as lists; not present: all blocks.
-// Repeated batch and head dimensions have stride 0.
+// Broadcast batch and head dimensions have stride 0.
 struct BlockMask {
     bool present = false;
     int64_t rows = 0, cols = 0;  // in blocks: ceil(seqlen / FLASH_BLOCK_SIZE), or more if packed
@@ -71,7 +71,7 @@ struct AttentionProblem : ScoreOptions {
     TensorView lse;          // forward: output or absent; backward: input
     TensorView max_logit;    // forward: output, shaped like lse or (heads_q), or absent
     TensorView entropy;      // forward: output or absent
-    bool continues = false;  // forward: out and lse hold the result for other keys, which this call takes in
+    bool continues = false;  // forward: out and lse hold the result for other keys, to which this call adds its keys
 
     bool has_positions = false;
     Positions row_positions, column_positions;
@@ -86,7 +86,7 @@ struct AttentionProblem : ScoreOptions {
     TensorView dout, dq, dk, dv, dlse;
     ScoreTensor dbias;         // shape of bias
     HeadTensor dsink;          // shape of sink
-    bool adds = false;         // dq, dk and dv are added to
+    bool adds = false;         // the call adds to dq, dk and dv instead of overwriting them
     bool reads_delta = false;  // delta is an input, not an output
     TensorView delta;          // or absent
 

@@ -22,23 +22,22 @@ struct OptionTensors {
 constexpr uint32_t kAttentionFlags =
     FLASH_FLAG_CAUSAL | FLASH_FLAG_TOP_LEFT | FLASH_FLAG_WINDOW | FLASH_FLAG_SCALE | FLASH_FLAG_DETERMINISTIC;
 
-// Step 1 of build.h: copies the plain values into `problem`.
-// `own_flags`: those of the operation beside kAttentionFlags.
+// Step 1 of build.h: copies the plain values into `problem`. `own_flags`: the flags of the operation besides kAttentionFlags.
 flash_attention_options_t read_attention_options(AttentionProblem& problem, const flash_attention_options_t* options,
                                                  uint32_t own_flags);
 
 // Step 2: checks device, dtype and sizes of q, k and v, which the reader has already read; sets batch, heads and head dimensions.
 void build_attention_sizes(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options);
 
-// Check a tensor against the problem: the shape of out (that of q, with head_dim_v), of lse, or of `model`. `partial`, and every
-// gradient: FLOAT32 is allowed beside 16-bit inputs.
+// Check that a tensor has the device, type and shape of out (the shape of q with head_dim_v channels), of lse, or of `model`,
+// whose shape the error text calls `names`. With `partial`, and for every gradient, FLOAT32 is allowed with 16-bit inputs.
 void check_like_out(const AttentionProblem& problem, const TensorView& view, const Argument& argument, bool partial = false);
 void check_like_lse(const AttentionProblem& problem, const TensorView& view, const Argument& argument);
 void check_same(const TensorView& view, const Argument& argument, const TensorView& model, const char* names);
 void check_gradient(const AttentionProblem& problem, const TensorView& view, const Argument& argument, const TensorView& model,
                     const char* names);
 
-// `problem` says whether it is a backward call, and whether delta is an input.
+// `problem` says whether the call is a backward call, and whether delta is an input.
 OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_t& options, const AttentionProblem& problem);
 
 // Step 3.

@@ -15,7 +15,7 @@ struct BlockSizes {
 
 int64_t blocks_of(int64_t length);
 
-// The row lists or the column lists. Not present if the caller left both tensors zero.
+// The row lists or the column lists. Neither tensor is present if the caller left both zero.
 struct BlockListPair {
     TensorView counts, indices;
 };

@@ -1,5 +1,5 @@
-// Makes the checked problem of each operation from the C arguments. All errors that do not depend on the kernel are refused
-// here, in a fixed order, so that a call with several errors always gets the same message:
+// Makes the checked problem of each operation from the C arguments. All checks that do not depend on the kernel are made here, in
+// a fixed order, so that a call with several errors always gets the same message:
 //
 //   1  the options struct: version, flags, reserved fields, then each plain value in the order of the header
 //   2  each tensor alone, in the order of the arguments; then their devices, dtypes and shapes against each other
@@ -28,7 +28,7 @@ AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_t
                                        const flash_tensor_t* dq, const flash_tensor_t* dk, const flash_tensor_t* dv,
                                        const flash_attention_options_t* options, Reading reading);
 
-// A copy of the caller's struct; VERSION for a struct_size of no version.
+// A copy of the caller's struct. A struct_size that no version has is refused with FLASH_STATUS_VERSION.
 flash_tangents_t read_tangents(const flash_tangents_t* given);
 
 TangentProblem make_forward_tangent_problem(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v,

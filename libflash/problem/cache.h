@@ -1,5 +1,5 @@
-// Checks of the contents of a KV cache's tables: lengths, entries, pages, and the rows to which new keys are appended
-// (cache_append.h). CPU only.
+// Checks of the contents of the arrays that describe a KV cache: lengths, entries, pages, and the rows to which new keys are
+// appended (cache_append.h). CPU only.
 #pragma once
 
 #include "problem/decode.h"
@@ -7,14 +7,13 @@
 
 namespace libflash {
 
-// Refuses a call that would read or write outside the cache, write a row twice, or write a row with a key that another sequence
-// reads.
+// Refuses a call that would read or write outside the cache, write a row twice, or overwrite a key that a sequence reads.
 void check_cache_contents(const DecodeProblem& problem);
 
-// The keys from the first to the last that the call reads or writes.
+// The range from the first to the last key of sequence `b` that the call reads or writes.
 SequenceKeys::Range touched_keys(const DecodeProblem& problem, int64_t b);
 
-// The page in a column of a sequence's block table.
+// The page in column `column` of the block table of sequence `b`.
 int64_t page_of(const DecodeProblem& problem, int64_t b, int64_t column);
 
 }  // namespace libflash

@@ -10,9 +10,9 @@ namespace libflash {
 
 namespace {
 
-// Rows [first, last) of a cache entry or page, to which a sequence appends.
+// Rows [first, last) of a cache entry or page, which a sequence writes or reads.
 struct RowRange {
-    int64_t page, first, last, sequence;  // page: or entry
+    int64_t page, first, last, sequence;  // page: the page or the entry
     bool operator<(const RowRange& other) const { return page != other.page ? page < other.page : first < other.first; }
 };
 
@@ -51,8 +51,8 @@ void check_appended_once(const DecodeProblem& p, const std::vector<RowRange>& ap
     }
 }
 
-// The cached rows `read`, of one page, must not be among `appended`, which has no row twice. A sequence itself appends to a key
-// that it reads if its table has a page twice.
+// Checks that none of the rows `read`, which are in one page, is among the rows `appended`, of which no row occurs twice. A
+// sequence can overwrite a key that it reads itself, if its block table has a page twice.
 void check_not_appended(const DecodeProblem& p, const std::vector<RowRange>& appended, const RowRange& read) {
     const auto comes_before = [](const RowRange& range, const RowRange& rows) {
         return range.page != rows.page ? range.page < rows.page : range.last <= rows.first;
@@ -65,7 +65,7 @@ void check_not_appended(const DecodeProblem& p, const std::vector<RowRange>& app
     }
 }
 
-// As where sequences share a page that is not full.
+// This would happen, for example, where sequences share a page that is not full.
 void check_no_key_is_overwritten(const DecodeProblem& p, const std::vector<RowRange>& appended) {
     std::vector<bool> grows(static_cast<size_t>(p.cache.k.shape[0]));
     for (const RowRange& range : appended) grows[static_cast<size_t>(range.page)] = true;

@@ -5,8 +5,8 @@
 
 namespace libflash {
 
-// Refuses a call that would write a row twice, or a row with a key that another sequence reads. Its block table or
-// cache_batch_idx must have been checked.
+// Refuses a call that would write a row twice, or overwrite a key that a sequence reads. The block table or cache_batch_idx of
+// the call must have been checked before.
 void check_appended_rows(const DecodeProblem& problem);
 
 }  // namespace libflash

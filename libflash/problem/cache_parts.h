@@ -5,15 +5,17 @@
 
 namespace libflash {
 
-// Sets cache.dtype. The type of the caches is that of the rows, which are the argument `rows`, or one of 8 bits.
+// Sets cache.dtype. The caches must have the type of the rows or a type of 8 bits. `rows`: the name of the argument with the
+// rows.
 void check_cache_types(KvCache& cache, DType of_rows, const char* rows);
 
-// `writes`: the call writes new rows to the cache.
+// Checks that an INT8 cache has a scale, and that a call that writes new rows (`writes`) gives scales of rows only for an 8-bit
+// cache.
 void check_scale_given(const KvCache& cache, const CacheScale& scale, const char* name, bool writes);
 
-// That both tables are given or none.
+// Checks that both tables are given or none.
 void check_rotary_given(const TensorView& cos, const TensorView& sin);
-// For rows of `head_dim` channels.
+// Checks the tables for rows of `head_dim` channels.
 void check_rotary_tables(const TensorView& cos, const TensorView& sin, int64_t head_dim, DType of_rows, const Device& device);
 
 }  // namespace libflash

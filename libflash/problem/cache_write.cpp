@@ -56,7 +56,7 @@ void build_write_sizes(CacheWriteProblem& p) {
     check_shape(p.k_new, "k_new", {p.rows, p.heads_k, p.cache.k.shape[3]}, "(rows, heads_k, channels of k_cache)");
 }
 
-// Values and rope parts have the entries or pages, rows and heads of the keys.
+// Checks that a cache of values or rope parts has as many entries or pages, rows and heads as the cache of keys.
 void check_part(const CacheWriteProblem& p, const TensorView& cache, const char* cache_name, const TensorView& rows,
                 const char* rows_name) {
     check_ndim(cache, cache_name, 4, "those of k_cache");

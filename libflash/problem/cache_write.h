@@ -22,7 +22,7 @@ struct CacheWriteProblem {
     int64_t cache_blocks() const { return cache.k.shape[0]; }
     int64_t cache_block_rows() const { return cache.k.shape[1]; }
 
-    // Read the arrays, so for host tensors only.
+    // The functions below read the arrays, so they are for host tensors only.
     int64_t slot(int64_t row) const {
         return slots.dtype == DType::i64 ? static_cast<const int64_t*>(slots.data)[row]
                                          : static_cast<const int32_t*>(slots.data)[row];

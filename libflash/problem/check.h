@@ -1,6 +1,6 @@
-// Refusals. Every message has the form "argument: rule (value)". A check is an `if` around a call of invalid(), so a correct call
-// pays one comparison and formats nothing. The rule must be a string literal at the call, because
-// tests/capi/test_bad_input_coverage.py reads these calls from the source and requires a test of each.
+// Refusals: to refuse a call is to throw an Error with a status and a message of the form "argument: rule (value)". A check is an
+// `if` around a call of invalid(), so a correct call costs one comparison and formats no text. The rule must be a string literal
+// at the call, because tests/capi/test_bad_input_coverage.py reads these calls from the source and requires a test of each.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,8 @@ std::string text_of(const Parts&... parts) {
     return text;
 }
 
-// For functions that answer whether something is accepted: writes the reason to `why`, if it is given, and returns false.
+// For functions that return whether something is accepted: writes the reason to `why`, unless `why` is nullptr, and returns
+// false.
 template <class... Parts>
 bool reject(std::string* why, const Parts&... reason) {
     if (why) *why = text_of(reason...);

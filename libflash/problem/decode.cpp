@@ -18,7 +18,7 @@ static_assert(kVersion1 == 160, "version 1 of the decode options");
 constexpr uint32_t kDecodeFlags =
     FLASH_FLAG_CAUSAL | FLASH_FLAG_WINDOW | FLASH_FLAG_SCALE | FLASH_FLAG_ROTARY_INTERLEAVED | FLASH_FLAG_INVARIANT_ROWS;
 
-// The names of the arguments for rows to append.
+// The names of the arguments that describe the rows to append.
 Side new_side(bool own_lengths) { return {"k_new", own_lengths ? "cu_seqlens_new" : "cu_seqlens_q", "", ""}; }
 
 constexpr Side kTreeSide = {"tree_mask", "cu_seqlens_tree", "", ""};
@@ -26,7 +26,7 @@ constexpr Side kTreeSide = {"tree_mask", "cu_seqlens_tree", "", ""};
 struct DecodeTensors {
     TensorView cache_seqlens, block_table, batch_idx, leftpad, slopes, sink, k_scale, v_scale;
     TensorView cu_q, cu_new, positions, tree, cu_tree, shared_groups, shared_lens;
-    // The rows to append follow the packing of q unless they have their own.
+    // Whether the rows to append are packed: by cu_seqlens_new, or else by cu_seqlens_q.
     bool packs_new() const { return cu_q.present || cu_new.present; }
 };
 
@@ -69,7 +69,7 @@ unsigned cache_role(const flash_decode_options_t& options) {
     return options.k_new ? kContiguousRows | kWritten : kContiguousRows;
 }
 
-// An append writes the scales that belong to rows.
+// An append writes the scales if each cached row has its own.
 unsigned scale_role(const flash_tensor_t* scale, const flash_decode_options_t& options) {
     return scale && scale->ndim > 2 && options.k_new ? kWritten : kRead;
 }
@@ -130,7 +130,7 @@ DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_
     return tensors;
 }
 
-// cu_seqlens_q is checked before q, because it decides how many dimensions q has.
+// The batch size. cu_seqlens_q is checked before q, because it decides how many dimensions q must have.
 int64_t batch_of(const DecodeProblem& p, const TensorView& cu) {
     if (!cu.present) return p.q.shape[0];
     check_ndim(cu, "cu_seqlens_q", 1, "(batch + 1,)");
@@ -380,7 +380,7 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
     }
     if (tensors.sink.present) {
         problem.sink = build_head_vector(tensors.sink, "learnable_sink", problem.heads_q, problem.dtype, problem.device);
-        if (problem.shard.index > 0) problem.sink = {};  // it counts once
+        if (problem.shard.index > 0) problem.sink = {};  // only shard 0 uses it, so that it counts once
     }
     if (reader.may_read_data(problem.device)) {
         check_lengths(kQuerySide, problem.q_rows, 0);

@@ -40,7 +40,7 @@ struct TreeMask {
 };
 
 // A hint: sequences groups[i] to groups[i + 1] - 1 have the same first lens[i] keys in the same rows of the cache. `groups` is
-// nullptr without it.
+// nullptr without the hint.
 struct SharedKeys {
     const int32_t *groups = nullptr, *lens = nullptr;  // count + 1 and count numbers
     int64_t count = 0;
@@ -52,20 +52,20 @@ struct DecodeProblem : ScoreOptions {
     int64_t batch = 0;
     Sequences q_rows;    // packed with cu_seqlens_q
     Sequences new_rows;  // of k_new and v_new: no rows without them
-    // Rows of a sequence: dense all have so many, packed at most so many.
+    // Query rows and new rows. Dense: of each sequence. Packed: of the whole tensor, so an upper bound for each sequence.
     int64_t seqlen_q = 0, seqlen_new = 0;
     int64_t heads_q = 0, heads_k = 0;
     int64_t head_dim = 0, head_dim_v = 0;
 
     TensorView q, out, lse;  // lse may be absent
     KvCache cache;
-    CacheShard shard;                        // of the cache: lengths and positions are those of the whole sequence
+    CacheShard shard;                        // the part of the keys in this cache; lengths and positions count all keys
     const int32_t* cache_seqlens = nullptr;  // valid keys before the call; nullptr: default_seqlen
     int64_t default_seqlen = 0;
-    const int32_t* leftpad = nullptr;  // optional: the number of first keys of a sequence that do not exist
+    const int32_t* leftpad = nullptr;  // optional: how many keys at the start of each sequence do not exist
 
     TensorView k_new, v_new, k_rope_new;  // absent: nothing is appended
-    const int32_t* positions = nullptr;   // q_positions: of each query row; nullptr: they follow the cached keys
+    const int32_t* positions = nullptr;   // q_positions: position of each query row; nullptr: rows follow the cached keys
     TreeMask tree;
     SharedKeys shared;
     bool invariant_rows = false;
@@ -79,22 +79,22 @@ struct DecodeProblem : ScoreOptions {
 
     int64_t group_size() const { return heads_k ? heads_q / heads_k : 0; }
     bool packed() const { return q_rows.packed() || new_rows.packed(); }
-    // Rows of all sequences; packed, also those after the last one.
+    // Rows of all sequences; packed: all rows of the tensor, also rows after the last sequence.
     int64_t query_rows() const { return q_rows.packed() ? seqlen_q : batch * seqlen_q; }
     int64_t appended_rows() const { return new_rows.packed() ? seqlen_new : batch * seqlen_new; }
 
-    // Whether query rows without given positions stand one after another.
+    // Whether query rows without given positions have consecutive positions in the rotary embedding; else all have the first one.
     bool rows_advance() const { return mask_rule.bounded() || tree.data; }
 
     // The functions below read the arrays, so they are for host tensors only.
     int64_t cached(int64_t b) const { return cache_seqlens ? cache_seqlens[b] : default_seqlen; }
-    // All keys of a sequence, those of this call included.
+    // Keys of a sequence, with the new keys of this call.
     int64_t length_k(int64_t b) const { return cached(b) + new_rows.length(b); }
-    // Those of them that this cache has.
+    // How many of these keys this cache has.
     int64_t rows_k(int64_t b) const { return shard.row_of(length_k(b)); }
-    // Columns of the diagonal of the mask rule and of ALiBi in row 0.
+    // Column of the diagonal of the mask rule and of ALiBi in row 0.
     int64_t shift(int64_t b) const { return length_k(b) - q_rows.length(b); }
-    // Positions of the rotary embedding.
+    // Positions of query row `row` and of new key `n` in the rotary embedding.
     int64_t rotary_position(int64_t b, int64_t row) const {
         return positions ? positions[q_rows.before(b) + row] : cached(b) + (rows_advance() ? row : 0);
     }

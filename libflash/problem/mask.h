@@ -1,4 +1,4 @@
-// Causal rule and window in one form: which keys a query row sees by position.
+// Causal rule and window in one form: which keys a query row sees because of their positions.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace libflash {
 
 struct MaskRule {
-    // Larger than any length, small enough that sums of a few of them do not overflow.
+    // Larger than any length, and small enough that the sum of a few such values does not overflow.
     static constexpr int64_t kUnbounded = int64_t{1} << 48;
 
     int64_t left = kUnbounded;   // keys left of the diagonal that are visible

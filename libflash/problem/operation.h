@@ -5,8 +5,8 @@
 
 namespace libflash {
 
-// Parts of a decode call that have kernels of their own on some GPUs: the long chunks (prefill), and keys that sequences share
-// (decode_prefix).
+// prefill and decode_prefix are parts of a decode call that have separate kernels on some GPUs: prefill computes long chunks, the
+// sequences with many query rows; decode_prefix computes the keys that sequences share.
 enum class Operation : int32_t {
     forward,
     backward,

@@ -55,7 +55,8 @@ int64_t read_split_size(int64_t split_size, int64_t num_splits) {
     return split_size;
 }
 
-// Accepts every backend named in kernels.table, compiled or not. plan/ refuses the call if the build has no kernel of it.
+// Accepts "cpu" and every backend in kernels.table, compiled or not. If the build has no kernel of the backend, plan/ refuses the
+// call.
 const char* read_backend(const char* backend) {
     if (!backend) return nullptr;
     for (const char* name = LIBFLASH_BUILD_BACKENDS; *name;) {

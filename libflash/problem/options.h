@@ -13,11 +13,12 @@ constexpr uint32_t kMaxStructSize = 4096;  // a larger struct_size is an error, 
 constexpr int64_t kMaxSplits = 1024;
 constexpr int32_t kMaxThreads = FLASH_MAX_THREADS;
 
-// Refuses a struct_size below that of version 1, and bytes other than 0 past the `known` bytes of this library's struct.
+// Refuses a struct_size below `version_1` or above kMaxStructSize, and bytes other than 0 after the `known` bytes of this
+// library's struct.
 void check_struct(const void* options, uint32_t struct_size, size_t version_1, size_t known);
 
-// A copy of the caller's options. Fields that the caller's version does not have have their defaults, and all fields if `options`
-// is null. `version_1` is the size of the struct in version 1.
+// A copy of the caller's options. Fields that the caller's version of the struct lacks get their defaults; all fields do if
+// `options` is null. `version_1` is the size of the struct in version 1.
 template <class Options>
 Options read_options(const Options* options, size_t version_1) {
     Options known = {};
@@ -39,7 +40,7 @@ const char* read_backend(const char* backend);
 int read_num_threads(int32_t num_threads);
 int read_tile(int32_t tile, const Argument& argument);
 
-// What all operations have in common.
+// Reads the options that all operations have.
 template <class Options>
 void read_request(Request& request, const Options& given) {
     request.backend = read_backend(given.backend);

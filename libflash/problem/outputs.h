@@ -9,7 +9,7 @@ struct OutputShapes {
     flash_tensor_t out, lse, dq, dk, dv;  // contiguous, without data
     OutputShapes(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v, const char* k_name = "k",
                  const char* v_name = "v");
-    // The gradients that FLASH_FLAG_ADD requires: FLOAT32 beside 16-bit inputs.
+    // Gives the gradients the type that FLASH_FLAG_ADD requires: FLOAT32, also with 16-bit inputs.
     void widen_gradients();
 };
 

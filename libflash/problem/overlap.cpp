@@ -6,7 +6,8 @@ namespace libflash {
 
 namespace {
 
-// Extent in bytes over the dimensions whose stride is not a multiple of `period`; period 0: over all dimensions.
+// Bytes from the first to the last element along the dimensions whose stride is not a multiple of `period`; period 0: along all
+// dimensions.
 int64_t extent(const Footprint& one, int64_t period) {
     int64_t bytes = one.element;
     for (int i = 0; i < one.ndim; ++i) {
@@ -15,8 +16,8 @@ int64_t extent(const Footprint& one, int64_t period) {
     return bytes;
 }
 
-// Modulo `period`, each tensor covers one interval. Returns whether the two intervals are disjoint. `distance` is the address of
-// `other` minus that of `one`, >= 0.
+// Modulo `period`, the addresses of each tensor lie in one interval. Returns whether the two intervals are disjoint. `distance`
+// is the address of `other` minus the address of `one`, not negative.
 bool disjoint_modulo(const Footprint& one, const Footprint& other, int64_t distance, int64_t period) {
     const int64_t shift = distance % period;
     return extent(one, period) <= shift && shift + extent(other, period) <= period;
@@ -39,8 +40,8 @@ bool disjoint_by_strides(const Footprint& one, const Footprint& other, int64_t d
             if (tensor->stride[i] > 0 && disjoint_modulo(one, other, distance, tensor->stride[i])) return true;
         }
     }
-    // Both have the same largest stride, and their other dimensions fit into one such stride: then it is enough to compare the
-    // tensors without that dimension.
+    // If both tensors have the same largest stride, and their other dimensions fit into one such stride, it is enough to compare
+    // the tensors without the dimension of this stride.
     if (one.ndim == 0 || other.ndim == 0 || one.stride[0] != other.stride[0] || one.stride[0] == 0) return false;
     const int64_t period = one.stride[0];
     const int64_t shift = distance % period;

@@ -18,12 +18,12 @@ struct Footprint {
 // The tensor must have elements, and its extent in bytes must not overflow.
 Footprint footprint_of(const TensorView& view);
 
-// Whether no two elements of the tensor share a byte. True is always right. False is wrong for a few unusual stride patterns
-// whose elements interleave without sharing bytes.
+// Whether no two elements of the tensor share a byte. The answer true is always right. The answer false is wrong for a few
+// unusual strides with which elements interleave without sharing bytes.
 bool disjoint_elements(const Footprint& one);
 
-// Whether no byte belongs to both tensors. True is always right. Both answers are right for slices of one buffer along any axis
-// (dq, dk and dv of one packed tensor).
+// Whether no byte belongs to both tensors. The answer true is always right. The answer false is also right if the tensors are
+// slices of one buffer along any axis, such as dq, dk and dv in one tensor.
 bool disjoint(const Footprint& one, const Footprint& other);
 
 }  // namespace libflash

@@ -1,4 +1,4 @@
-// Where the rows of one side (queries or keys) stand in the whole sequence, of which the call may have a part.
+// The positions of the rows of one side (queries or keys) in the whole sequence, of which the call may have a part.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,14 @@
 namespace libflash {
 
 struct Positions {
-    int64_t begin = 0, step = 1;
+    int64_t begin = 0, step = 1;      // row i of a sequence has position begin + i * step
     const int32_t* begins = nullptr;  // [batch], instead of begin
-    // Instead of both, one number per row: [row] of a packed tensor, or [batch, row] with `batch_stride`.
+    // Instead of begin, step and begins, the position of each row: [row] of a packed tensor, or [batch, row] with `batch_stride`.
     const int32_t* of_rows = nullptr;
     int64_t batch_stride = 0;
 };
 
-// What dropout counts as batch and head.
+// The numbers that dropout uses for a batch entry and a head.
 struct DropoutNumbers {
     const int32_t* sequences = nullptr;  // [batch]; nullptr: 0, 1, ...
     int64_t head_begin = 0;

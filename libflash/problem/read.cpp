@@ -6,7 +6,7 @@ namespace libflash {
 
 namespace {
 
-// The data of views of tensors without data.
+// The dummy memory to which views of tensors without data point.
 alignas(256) unsigned char dummy_data[256];
 
 // Small enough that a sum of a few sizes, offsets and window widths (MaskRule::kUnbounded) does not overflow.

@@ -1,5 +1,5 @@
-// Reader: makes views of the C tensors. It checks each tensor alone when it reads it, and records it, so that check_overlap() can
-// compare all tensors at the end.
+// Reader: makes views of the C tensors. It checks each tensor by itself when it reads the tensor, and records it, so that
+// check_overlap() can compare all tensors at the end.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,21 @@
 namespace libflash {
 
 // `call` checks data pointers and, on the CPU, the contents of lengths and tables. `shapes`, for the workspace query and explain,
-// does not read data pointers.
+// checks neither.
 enum class Reading { call, shapes };
 
 enum Role : unsigned {
     kRead = 0,
     kWritten = 1,         // an output: its elements must not overlap each other or another tensor
     kContiguousRows = 2,  // the last dimension must be contiguous
-    kUnrecorded = 4,      // part of a tensor that is recorded: not compared with others
+    kUnrecorded = 4,      // the tensor is a part of a recorded one, so it is not recorded and not compared with others
 };
 
 class Reader {
 public:
     explicit Reader(Reading reading) : reading_(reading) {}
 
-    // The view's `data` is never null: if the caller's is, it points to a static dummy.
+    // `data` of the view is never null: if the caller's pointer is null, it points to static dummy memory.
     TensorView required(const flash_tensor_t* tensor, const Argument& argument, unsigned role = kRead);
     TensorView optional(const flash_tensor_t* tensor, const Argument& argument, unsigned role = kRead);
 
@@ -61,13 +61,13 @@ private:
 bool is_float(DType dtype);
 bool is_8_bit(DType dtype);  // of a KV cache
 
-// Checks of one tensor against values that follow from others. `names` is the shape in words, "(batch, heads_q, seqlen_q)".
+// Checks of one tensor against values that follow from other tensors. `names`: the shape in words, "(batch, heads_q, seqlen_q)".
 void check_ndim(const TensorView& view, const Argument& argument, int ndim, const char* names);
 void check_shape(const TensorView& view, const Argument& argument, std::initializer_list<int64_t> shape, const char* names);
 void check_dtype(const TensorView& view, const Argument& argument, DType dtype);
 void check_float(const TensorView& view, const Argument& argument);
 void check_float32_or(const TensorView& view, const Argument& argument, DType dtype);
-// The type of the inputs, or FLOAT32 beside 16-bit inputs.
+// Accepts the type of the inputs, and FLOAT32 if the inputs have 16 bits.
 void check_partial_dtype(const TensorView& view, const Argument& argument, DType inputs);
 void check_device(const TensorView& view, const Argument& argument, const Device& device);
 void check_contiguous(const TensorView& view, const Argument& argument);

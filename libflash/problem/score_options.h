@@ -24,7 +24,7 @@ struct ScoreOptions {
     HeadTensor alibi_slopes, sink;
 };
 
-double read_softmax_scale(double given, uint32_t flags);  // 0 without FLASH_FLAG_SCALE
+double read_softmax_scale(double given, uint32_t flags);  // returns 0 without FLASH_FLAG_SCALE
 double read_softcap(double softcap);
 MaskRule read_mask_rule(uint32_t flags, int64_t window_left, int64_t window_right);
 

@@ -1,6 +1,6 @@
-// Which keys the query rows of one sequence of a decode call see, and at which positions rows and keys stand. Reads lengths,
-// positions and tree bits, so for host tensors only. A key is named by its row in the cache of the call: with a shard of the keys
-// that is not its number in the sequence.
+// Which keys the query rows of one sequence of a decode call see, and the positions of rows and keys. Reads lengths, positions
+// and tree bits, so it is for host tensors only. In the public functions a key is identified by its row in the cache of the call;
+// if the cache has a shard of the keys, this row is not the number of the key in the sequence.
 #pragma once
 
 #include <cstdint>
@@ -35,17 +35,18 @@ public:
     // Whether a row may see only some keys of its range, or positions may differ from the numbers of keys.
     bool has_gaps() const { return has_gaps_; }
 
-    // The keys of this range that sees() accepts are those that the row sees; without gaps it sees all of them.
+    // The range that contains all keys that the row sees. Without gaps the row sees all keys of the range, otherwise those for
+    // which sees() is true.
     Range range(int64_t row) const {
         const Range numbers = range_of_numbers(row);
         return {shard_.row_of(numbers.first), shard_.row_of(numbers.last)};
     }
-    // Keys of range(row) before this one are all visible.
+    // The row sees all keys of range(row) before this key.
     int64_t first_gap(int64_t row) const {
         const int64_t last = position(row) + window_.right + 1, gap = last < shift_ ? last : shift_;
         return gap > 0 ? shard_.row_of(gap) : 0;
     }
-    // For a key of range(row) of a sequence with gaps.
+    // Whether the row sees a key of range(row), in a sequence with gaps.
     bool sees(int64_t row, int64_t key) const {
         const int64_t distance = key_position(key) - position(row);
         if (distance < -window_.left || distance > window_.right) return false;
@@ -53,7 +54,7 @@ public:
         return n < 0 || !bits_ || bit(row, n);
     }
 
-    // Of a query row and of a key, for the window and ALiBi.
+    // The position of a query row and of a key, for the window and ALiBi.
     int64_t position(int64_t row) const { return positions_ ? positions_[row] : shift_ + row; }
     int64_t key_position(int64_t key) const {
         const int64_t number = shard_.key_of(key);
@@ -61,7 +62,7 @@ public:
     }
 
 private:
-    // range() by numbers in the sequence: not negative.
+    // range() with the numbers of keys in the sequence, which are not negative.
     Range range_of_numbers(int64_t row) const {
         if (!has_gaps_) return clipped({rule_.first(row, shift_), rule_.last(row, shift_)});
         const int64_t at = position(row), last = at + window_.right + 1;

@@ -34,7 +34,7 @@ void check_groups(const DecodeProblem& p) {
 
 int64_t entry_of(const DecodeProblem& p, int64_t b) { return p.cache.batch_idx ? p.cache.batch_idx[b] : b; }
 
-// Whether the shared keys that sequence b reads are in the rows of the group's first sequence.
+// Checks that the shared keys that sequence b reads are in the same rows of the cache as those of sequence `first`.
 void check_same_places(const DecodeProblem& p, int64_t first, int64_t b, int64_t length) {
     SequenceKeys::Range keys = touched_keys(p, b);
     keys.last = std::min(keys.last, p.shard.row_of(length));

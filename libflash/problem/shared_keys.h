@@ -6,10 +6,10 @@
 
 namespace libflash {
 
-// After the sequences of the problem are known.
+// Called when the sequences of the problem are known.
 void build_shared_keys(DecodeProblem& problem, const TensorView& groups, const TensorView& lens);
 
-// Refuses a hint that is not true. Reads the arrays, so for host tensors only, after check_cache_contents.
+// Refuses a hint that is not true. Reads the arrays, so it is for host tensors only. Called after check_cache_contents().
 void check_shared_keys(const DecodeProblem& problem);
 
 }  // namespace libflash

@@ -26,7 +26,7 @@ struct InputTangents {
     TensorView bias, sink;
 };
 
-// A call with a part of a problem has no tangent.
+// The options of a call on a part of a problem are not supported with tangents.
 flash_attention_options_t read_tangent_options(TangentProblem& p, const flash_attention_options_t* given) {
     const flash_attention_options_t options = read_attention_options(p, given, 0);
     if (options.sequence_numbers) invalid("sequence_numbers", "is for forward and backward, not for tangents", "given");
@@ -106,7 +106,7 @@ void check_forward_members(const flash_tangents_t& given, const flash_attention_
     if (options.dlse && !options.delta) invalid("dlse", "needs delta in forward_tangent", "there is no delta");
 }
 
-// The tensors of the options that forward has too.
+// Reads the tensors of the options that forward_tangent has in common with forward.
 OptionTensors read_forward_option_tensors(Reader& reader, flash_attention_options_t options, const TangentProblem& p) {
     options.delta = options.dlse = nullptr;
     return read_option_tensors(reader, options, p);

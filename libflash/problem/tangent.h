@@ -19,15 +19,16 @@ struct Tangents {
     HeadTensor dsink;
 };
 
-// `backward`: true for backward_tangent. Its dq, dk and dv are absent where only tangents are wanted. forward_tangent with
-// tangents.delta has `dout`, the one of the later backward, and may have `delta` as an output, and then `dlse`.
+// `backward` is true for backward_tangent. dq, dk and dv of backward_tangent are absent if the caller requests only the tangents.
+// forward_tangent with tangents.delta has the `dout` of the later backward pass. It may also have `delta`, an output, and then
+// `dlse`.
 struct TangentProblem : AttentionProblem {
     Operation operation = Operation::forward_tangent;
     bool from_lse = false;  // forward_tangent: out and lse are inputs
     Tangents tangents;
 
     bool with_gradients() const { return dq.present; }
-    // Whether scores have tangents; if not, only that of v matters.
+    // Whether scores have tangents. If not, only the tangent of v matters.
     bool moves_scores() const {
         return tangents.q.present || tangents.k.present || tangents.bias.present || tangents.sink.present;
     }

@@ -63,8 +63,8 @@ struct TensorView {
     }
 };
 
-// Strides of q, k, v, out and their gradients, dense (batch, row, head, channel) or packed (row, head, channel). In packed
-// tensors `batch` is 0 and rows are counted over all sequences. Channels are contiguous.
+// Strides in elements of q, k, v, out and their gradients, dense (batch, row, head, channel) or packed (row, head, channel). In
+// packed tensors `batch` is 0 and rows are counted over all sequences. Channels are contiguous.
 struct RowStrides {
     int64_t batch = 0;
     int64_t row = 0;

@@ -10,7 +10,7 @@ constexpr size_t kWorkspaceAlignment = 256;
 // Regions one after another, each aligned to kWorkspaceAlignment. A plan adds them; a launch looks up their offsets by name.
 class Workspace {
 public:
-    // Returns the offset of the region. `name` must outlive the object. Refuses a workspace too large for the address space.
+    // Returns the offset of the region in bytes. `name` must outlive the object. Refuses a workspace of 2^63 bytes or more.
     size_t add(const char* name, size_t bytes);
     size_t offset(const char* name) const;
     size_t bytes() const { return bytes_; }

@@ -1,4 +1,4 @@
-/* The named attributes of a request. */
+/* The table of the attributes of a request, and the option structs in which each attribute is a field. */
 #include <string.h>
 
 #include "request.h"

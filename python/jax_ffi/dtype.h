@@ -25,7 +25,7 @@ static inline int32_t dtype_of_xla(int32_t code) {
     }
 }
 
-/* False if the library has no such type, or not so many dimensions. */
+/* False if the library does not have the type, or if the array has more dimensions than the library supports. */
 static inline bool describe_tensor(flash_tensor_t* tensor, void* data, int32_t code, int64_t rank, const int64_t* dims) {
     int64_t stride = 1;
     memset(tensor, 0, sizeof *tensor);

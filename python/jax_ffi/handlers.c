@@ -8,8 +8,8 @@
 #include "dtype.h"
 #include "request.h"
 
-/* The library's text with the names that libflash.jax has: its texts begin with the argument, and new rows are called k, v and
- * k_rope there. Texts about shapes go through Python (libflash/_errors.py). */
+/* The library's error text with the argument names of libflash.jax. A text begins with the name of an argument; libflash.jax
+ * calls the new rows k, v and k_rope. Errors that are found while tracing get these names in Python (libflash/_errors.py). */
 static const char *named_as_in_python(const char *text, char *room, size_t size) {
     static const char *const names[] = {"k_new:", "v_new:", "k_rope_new:"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -22,7 +22,7 @@ static const char *named_as_in_python(const char *text, char *room, size_t size)
 }
 
 static xla_error *failure(const xla_frame *frame, flash_status_t status, const char *text) {
-    char room[2048]; /* as long as the longest text */
+    char room[2048]; /* enough for the longest text of the library */
     xla_error_create_args args = {sizeof args, NULL, named_as_in_python(text, room, sizeof room), XLA_INTERNAL};
     switch (status) {
         case FLASH_STATUS_INVALID: args.errc = XLA_INVALID_ARGUMENT; break;
@@ -34,8 +34,8 @@ static xla_error *failure(const xla_frame *frame, flash_status_t status, const c
     return frame->api->error_create(&args);
 }
 
-/* Answers XLA's query for the traits of a handler, before its first call. A handler launches the same kernels for the same
- * attributes, so XLA may record it into a CUDA graph. */
+/* Answers XLA's query for the traits of a handler, which comes before the first call. A handler launches the same kernels for the
+ * same attributes and shapes, so XLA may record its work in a CUDA graph. */
 static void describe(xla_extension *extension) {
     xla_metadata *metadata = ((xla_metadata_extension *)extension)->metadata;
     metadata->api_version.major_version = XLA_API_MAJOR;
@@ -89,8 +89,8 @@ static flash_status_t take_buffers(request_t *request, const xla_buffers *given,
     return FLASH_STATUS_OK;
 }
 
-/* Takes the random state, which is the last operand, and the workspace, which is the last result. `operands` and `results` become
- * the numbers of the others that are passed to the library. */
+/* Takes the random state, which is the last operand, and the workspace, which is the last result. Sets `operands` and `results`
+ * to the numbers of operands and results that are passed to the library as tensors. */
 static flash_status_t take_extras(request_t *request, const xla_frame *frame, int64_t *operands, int64_t *results) {
     *operands = frame->args.size;
     *results = frame->rets.size;

@@ -1,4 +1,4 @@
-/* The Python module libflash._jax_ffi: the handlers for jax.ffi.register_ffi_target, and the check of a call from its shapes. */
+/* The Python module libflash._jax_ffi: the handlers for jax.ffi.register_ffi_target, and the check of a call by its shapes. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -40,7 +40,7 @@ static PyObject *list_handlers(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/* Shapes: a sequence of (XLA type code, (size, ...)). */
+/* `shape`: a tuple (XLA type code, (size, ...)). */
 static int read_tensor(PyObject *shape, int32_t device_type, flash_tensor_t *tensor) {
     int code;
     PyObject *sizes;

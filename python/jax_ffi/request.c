@@ -41,15 +41,16 @@ const char *request_error(const request_t *request) { return request->text[0] ? 
 
 /* The arguments of the library's function: tensors with axes in the library's order, and options. */
 typedef struct call_t {
-    flash_tensor_t views[16]; /* the tensors whose axes were reordered */
+    flash_tensor_t views[16]; /* descriptions with reordered axes, and of values that are channels of the keys */
     int view_count;
     flash_tensor_t rng_state;
     const flash_tensor_t *in[6], *out[5];
     flash_attention_options_t attention;
     flash_decode_options_t decode;
-    flash_tangents_t tangents, tangents_of_forward; /* the latter for the first half of BACKWARD_TANGENT */
-    flash_tensor_t tlse, tdelta, delta;             /* what passes from the first half to the second, in the workspace */
-    flash_tensor_t out_anew;                        /* with WITH_OUT_ANEW: what the first half writes, which nobody reads */
+    /* BACKWARD_TANGENT has two halves: the first calls forward_tangent, the second backward_tangent. */
+    flash_tangents_t tangents, tangents_of_forward; /* tangents_of_forward: for the first half */
+    flash_tensor_t tlse, tdelta, delta;             /* in the workspace: written by the first half, read by the second */
+    flash_tensor_t out_anew;                        /* with WITH_OUT_ANEW: written by the first half, read by nothing */
     const flash_tensor_t *first_out, *first_lse;    /* out and lse of the first half */
     flash_attention_options_t attention_of_forward; /* the options of the first half */
     flash_cache_write_options_t write;
@@ -84,7 +85,7 @@ static const size_t decode_fields[DECODE_OPERANDS] = {
 
 bool request_has(const request_t *request, int bit) { return (request->attributes.operands >> bit) & 1; }
 
-/* The tensor; if it has four dimensions, with its axes in the order (batch, seqlen, heads, head_dim). */
+/* The tensor `given`. If it has four dimensions, its axes get the order (batch, seqlen, heads, head_dim). */
 static const flash_tensor_t *to_bshd(call_t *call, int64_t layout, const flash_tensor_t *given) {
     static const int order[][4] = {{0, 1, 2, 3}, {0, 2, 1, 3}, {1, 0, 2, 3}};
     if (layout == LAYOUT_BSHD || given->ndim != 4) return given;
@@ -97,8 +98,8 @@ static const flash_tensor_t *to_bshd(call_t *call, int64_t layout, const flash_t
     return view;
 }
 
-/* Sets the options that are optional operands: those of `count` bits from `first` on. The first of these operands is number
- * `next`. Returns the number of the operand after the last. */
+/* Sets the fields `fields` of the struct `options` to the optional operands of the `count` bits from `first` on. The first of
+ * these operands has the number `next`. Returns the number of the operand after the last one. */
 static int bind_operands(request_t *request, int next, void *options, const size_t *fields, int first, int count) {
     for (int i = 0; i < count; i++) {
         if (!request_has(request, first + i)) continue;
@@ -108,7 +109,7 @@ static int bind_operands(request_t *request, int next, void *options, const size
     return next;
 }
 
-/* U32[4], low words first, has the bytes of the two INT64 that the library reads when the kernels run. */
+/* The random state as the library reads it: two INT64, which are the bytes of U32[4] with the low words first. */
 static const flash_tensor_t *bind_rng(const request_t *request, call_t *call) {
     flash_tensor_t *state = &call->rng_state;
     memset(state, 0, sizeof *state);
@@ -122,14 +123,14 @@ static const flash_tensor_t *bind_rng(const request_t *request, call_t *call) {
     return state;
 }
 
-/* A dense tensor with the shape of `like`, without data. */
+/* Makes `tensor` a description like `like`, without data. */
 static void dense_like(flash_tensor_t *tensor, const flash_tensor_t *like) {
     *tensor = *like;
     tensor->data = NULL;
 }
 
-/* Tangents that were bound as operands get the library's order of axes; the results are bound. `of_forward`: the tangents of out
- * and lse as results of BACKWARD_TANGENT, or NULL. */
+/* Gives the tangents that are operands the library's order of axes, and sets the tangents that are results. `of_forward`: the
+ * tangents of out and lse, if they are results of BACKWARD_TANGENT; else NULL. */
 static void bind_tangents(request_t *request, call_t *call, const flash_tensor_t *of_forward) {
     flash_tangents_t *t = &call->tangents;
     int64_t layout = request->attributes.layout;
@@ -177,7 +178,7 @@ static flash_status_t check_counts(request_t *request, int operands, int results
                   request->operands.count, request->results.count);
 }
 
-/* Fixed operands. lse, the one of three dimensions (two if packed), has the same axes in every layout. */
+/* Sets call->in to the fixed operands. lse has the same axes in every layout. */
 static void bind_fixed(const request_t *request, call_t *call, int count) {
     for (int i = 0; i < count; i++) {
         const flash_tensor_t *operand = &request->operands.items[i];
@@ -222,10 +223,11 @@ static flash_status_t bind_attention(request_t *request, call_t *call) {
     return FLASH_STATUS_OK;
 }
 
-/* A scale that belongs to rows, which are computed and written; NULL for another one. */
+/* The scale if each cached row has its own, which are then computed and written; else NULL. */
 static const flash_tensor_t *of_rows(const flash_tensor_t *scale) { return scale && scale->ndim > 2 ? scale : NULL; }
 
-/* Rows are written in place: the results from number *results on alias these operands. Counts them in *results. */
+/* Checks that the results from number *results on alias the operands `written`, which the call writes in place. Adds their number
+ * to *results. An entry of `written` may be NULL. */
 static flash_status_t check_written(request_t *request, const flash_tensor_t *const *written, int count, int *results) {
     for (int i = 0; i < count; i++) {
         if (!written[i]) continue;
@@ -313,7 +315,7 @@ static flash_status_t bind(request_t *request, call_t *call) {
 
 static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/* Of a dense tensor of `element` bytes. */
+/* Bytes of a dense tensor with `element` bytes per element, rounded up to the alignment. */
 static size_t size_of(const flash_tensor_t *tensor, size_t element) {
     for (int axis = 0; axis < tensor->ndim; axis++) element *= (size_t)tensor->shape[axis];
     return aligned(element);
@@ -321,12 +323,12 @@ static size_t size_of(const flash_tensor_t *tensor, size_t element) {
 
 static size_t size_of_rows(const flash_tensor_t *lse) { return size_of(lse, lse->dtype == FLASH_DTYPE_FLOAT64 ? 8 : 4); }
 
-/* BACKWARD_TANGENT: the workspace begins with tlse, tdelta, delta and, if it is computed anew, out in 16 bits. */
+/* BACKWARD_TANGENT: the workspace begins with tlse, tdelta, delta and, if out is computed anew, out in 16 bits. Their bytes. */
 static size_t size_of_between(const call_t *c) {
     return 3 * size_of_rows(&c->tlse) + (c->first_lse ? 0 : size_of(&c->out_anew, 2));
 }
 
-/* The two halves share the rest. */
+/* The rest of the workspace is used by both halves, one after the other. */
 static flash_status_t backward_tangent_workspace_size(const call_t *c, size_t *bytes) {
     const flash_tensor_t *const *in = c->in;
     size_t first = 0, second = 0;
@@ -343,7 +345,7 @@ static flash_status_t run_backward_tangent(request_t *request, call_t *c, char *
     const flash_tensor_t *const *in = c->in;
     size_t rows = size_of_rows(&c->tlse), between = size_of_between(c), needed = 0;
     flash_status_t status;
-    if (bytes < between) { /* as for a call that the library does not support: then it says why */
+    if (bytes < between) { /* for example because the library does not support the call; then return its reason */
         status = backward_tangent_workspace_size(c, &needed);
         if (status != FLASH_STATUS_OK) return status;
         return refuse(request, "the workspace has %zu bytes; it needs at least %zu", bytes, needed);
@@ -421,7 +423,7 @@ flash_status_t request_run(request_t *request, bool host, void *stream) {
         refuse(request, "no memory for a workspace of %zu bytes", bytes);
         return FLASH_STATUS_OUT_OF_MEMORY;
     }
-    fenv_t xla_environment; /* it flushes subnormal numbers to zero; libflash computes with them */
+    fenv_t xla_environment; /* XLA flushes subnormal numbers to zero; libflash computes with them */
     fegetenv(&xla_environment);
     fesetenv(FE_DFL_ENV);
     status = execute(request, &call, workspace, bytes, stream);

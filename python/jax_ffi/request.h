@@ -1,7 +1,7 @@
 /* A request: an operation of the library, lists of its operands and results, and named attributes.
  *
- * It is built twice: from shapes alone while JAX traces, to check the call and to get the size of the workspace, and from XLA's
- * call frame when the program runs. libflash/_jax_calls.py decides what it contains. */
+ * A request is built twice: from shapes alone while JAX traces, to check the call and to get the size of the workspace; and from
+ * XLA's call frame when the program runs. libflash/_jax_calls.py decides what a request contains. */
 #ifndef LIBFLASH_JAX_FFI_REQUEST_H
 #define LIBFLASH_JAX_FFI_REQUEST_H
 
@@ -13,7 +13,8 @@
 
 typedef enum operation_t { FORWARD, BACKWARD, DECODE, FORWARD_TANGENT, BACKWARD_TANGENT, CACHE_WRITE, OPERATIONS } operation_t;
 
-/* Operands: the fixed ones of the operation, then one for each bit of `operands` in the order of the bits.
+/* Operands: first the fixed operands of the operation, then one for each bit that is set in attributes_t.operands, in the order
+ * of the bits.
  *
  *     FORWARD           q k v               results  out lse [max_logit] [entropy]
  *     BACKWARD          dout q k v out lse           dq dk dv [dbias]
@@ -22,14 +23,15 @@ typedef enum operation_t { FORWARD, BACKWARD, DECODE, FORWARD_TANGENT, BACKWARD_
  *     BACKWARD_TANGENT  dout q k v out lse           tangents of dq dk dv [dbias] [out lse]
  *     CACHE_WRITE       k k_cache slots              k_cache [v_cache] ...
  *
- * There is no operand v_cache with the attribute head_dim_v: the values are channels of k_cache. The further results are, in this
- * order and if they are operands, k_scale and v_scale with more than 2 dimensions, and k_rope_cache. They alias their operands.
+ * With the attribute head_dim_v there is no operand v_cache, because the values are channels of k_cache. The results "..." are,
+ * in this order and if they are operands, k_scale and v_scale with more than 2 dimensions, and k_rope_cache. Results that the
+ * call writes in place alias their operands.
  *
- * BACKWARD_TANGENT computes the tangents of out and lse, which it needs, by itself, and with bit WITH_OUT_ANEW out too: the
- * operand was rounded (libflash/_second_order.py). libflash/_jax_derivatives.py makes the derivatives with respect to
- * learnable_sink from lse and out with operations of XLA.
- * With bit WITH_WORKSPACE there is one more result, the last: the bytes of the workspace. */
-enum { /* bits of all operations but DECODE; from WITH_TQ on the tangents, for FORWARD_TANGENT and BACKWARD_TANGENT */
+ * BACKWARD_TANGENT itself computes the tangents of out and lse, which it needs. With bit WITH_OUT_ANEW it also computes out
+ * again, because the operand out was rounded (libflash/_second_order.py). libflash/_jax_derivatives.py computes the derivatives
+ * with respect to learnable_sink from lse and out with operations of XLA.
+ * With bit WITH_WORKSPACE there is one more result, the last one: the workspace. */
+enum { /* bits of all operations but DECODE and CACHE_WRITE; from WITH_TQ on the tangents, for the operations on tangents */
        WITH_CU_SEQLENS_Q,
        WITH_CU_SEQLENS_K,
        WITH_SEQUSED_Q,
@@ -91,8 +93,8 @@ enum {                /* bits of all */
        WITH_RNG = 32, /* one more operand, the last, U32[4]: seed and offset, low words first */
        WITH_WORKSPACE,
        WITH_DBIAS,
-       WITH_FILLED,    /* for each result but caches one more operand that it aliases, before the random state: these are
-                    filled, because rows of packed arrays that belong to no sequence are not written */
+       WITH_FILLED,    /* before the random state, each result but the caches has one more operand, which the result aliases.
+                    It contains the values of rows of packed arrays that belong to no sequence: such rows are not written */
        WITH_TANGENTS,  /* BACKWARD_TANGENT: the tangents of out and lse are results too */
        WITH_MAX_LOGIT, /* FORWARD: statistics, shaped like lse, are results too */
        WITH_ENTROPY,
@@ -115,7 +117,7 @@ typedef struct attributes_t {
     int64_t layout;   /* order of the axes of q, k, v, out and their gradients */
     int64_t num_threads, window_left, window_right, seed, offset, max_seqlen_q, max_seqlen_k, num_splits, split_size, head_begin,
         heads_total, shard_count, shard_index, shard_keys;
-    int64_t head_dim_v; /* DECODE: if not 0, of values that are channels of k_cache */
+    int64_t head_dim_v; /* DECODE: if not 0, the values are the first head_dim_v channels of k_cache */
     double softmax_scale, softcap, dropout_p;
     char backend[32], kernel[96];
 } attributes_t;
@@ -126,7 +128,7 @@ typedef struct field_t {
     size_t offset, size; /* size 0: there is no such field */
 } field_t;
 
-/* The named attributes. Each is a field of attributes_t, and an option is a field of the option structs that have it. */
+/* An attribute: a field of attributes_t. If it is an option, it is also a field of the option structs that have this option. */
 typedef struct attribute_t {
     const char* name;
     kind_t kind;
@@ -143,7 +145,7 @@ typedef struct request_t {
     void* rng;       /* memory of the random state; NULL while JAX traces */
     void* workspace; /* memory of the last result; NULL without WITH_WORKSPACE */
     size_t workspace_bytes;
-    char text[512]; /* why a function below failed, if the error is not from the library */
+    char text[512]; /* why one of the functions below failed, if the error did not come from the library; else empty */
 } request_t;
 
 bool request_has(const request_t* request, int bit);
@@ -151,13 +153,13 @@ bool request_has(const request_t* request, int bit);
 /* Sets the text of an error and returns FLASH_STATUS_INVALID. */
 flash_status_t refuse(request_t* request, const char* format, ...);
 
-/* Size of the workspace of the request; checks everything that can be checked without data. */
+/* Gets the bytes of workspace that the request needs. Checks everything that can be checked without data. */
 flash_status_t request_workspace_size(request_t* request, size_t* bytes);
 
-/* Runs the request. On the CPU (`host`) it allocates the workspace. */
+/* Runs the request. On the CPU (`host`) this function allocates the workspace. */
 flash_status_t request_run(request_t* request, bool host, void* stream);
 
-/* The text of the failure that the last of these functions reported. */
+/* The error text of the last of these functions that failed. */
 const char* request_error(const request_t* request);
 
 #endif /* LIBFLASH_JAX_FFI_REQUEST_H */

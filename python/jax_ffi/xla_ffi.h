@@ -1,6 +1,6 @@
 /* The part of XLA's foreign function interface that a handler needs: its call frame, as plain C.
  *
- * XLA calls a handler with one frame: operands, results, attributes and a table of callback functions. A handler links nothing of
+ * XLA calls a handler with one frame: operands, results, attributes and a table of callback functions. A handler does not link to
  * XLA and needs none of its headers. Layouts are those of API version 0.3 and later, in which structs only grew at their ends;
  * tests/test_foreign_structs.py compares them with jaxlib's own header where that is installed.
  *
@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define XLA_API_MAJOR 0
-#define XLA_API_MINOR 1 /* the oldest version that has all we use */
+#define XLA_API_MINOR 1 /* the version that handlers report: the oldest one that has everything they need */
 
 /* The enumerations of XLA, each one int wide. */
 enum { XLA_EXTENSION_METADATA = 1 };

@@ -1,4 +1,4 @@
-# The C library's description of an array, valid during a call, and what the call must release at its end.
+# Descriptions of arrays for the C library, which are valid during a call, and what the call must release at its end.
 
 cdef enum Holding:
     HELD_VERSIONED = 0  # a DLManagedVersioned to delete
@@ -21,10 +21,10 @@ cdef struct Call:
     bint stream_known    # given, or queried from the library of the first array on a GPU
     void *stream
     DLExchange *stream_api
-    void *last_type      # of the array that was described last, and its _Source, both of which _sources keeps
-    void *last_source
-    int32_t byte_dtype   # what the elements of a uint8 array are; FLASH_DTYPE_NONE: it is refused
-    int operator_depth   # of _torch_state.pxi, to restore at the end
+    void *last_type      # type of the array that was described last; _sources keeps the type and its _Source alive
+    void *last_source    # the _Source of this type
+    int32_t byte_dtype   # dtype of the elements of uint8 arrays; FLASH_DTYPE_NONE: such arrays are refused
+    int operator_depth   # the value in _torch_state.pxi before the call, which is restored at the end
     Held held[HELD_IN_PLACE]
     Held *more           # those that do not fit `held`; allocated
     int more_capacity
@@ -40,8 +40,8 @@ cdef enum Role:
 
 
 cdef int start(Call *call, object stream) except -1:
-    """Python code that runs during the call, such as a signal handler or an exporter, is not part of PyTorch's operator: its own
-    calls record gradients and follow autocast."""
+    """Initialise `call`. operator_depth becomes 0 until finish(call), because Python code that runs during the call, such as a
+    signal handler or __dlpack__, is not part of PyTorch's operator: calls that it makes record gradients and follow autocast."""
     global operator_depth
     call.count = 0
     call.shapes_only = False
@@ -129,7 +129,7 @@ cdef extern from *:
 
 
 cdef str first_line(object error):
-    """PyTorch's texts contain a C++ stack trace after it."""
+    """The first line of an error text. In PyTorch's texts a C++ stack trace follows."""
     return str(error).partition("\n")[0]
 
 

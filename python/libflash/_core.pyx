@@ -95,8 +95,8 @@ cdef int32_t lse_dtype(int32_t dtype) noexcept:
 
 cdef object new_out(Call *call, _Source source, object like, const flash_tensor_t *q, int64_t head_dim_v, Layout layout,
                     str name, flash_tensor_t *out, bint part=False):
-    """Shape of q, with v's head_dim, in the caller's layout; `out` describes it in the C library's. A part, which is merged
-    later, has the type of lse."""
+    """A new array with the shape of q, but head_dim_v channels, in the caller's layout; `out` describes it in the C library's
+    layout. With `part`, for a result that is merged later, it has the type of lse."""
     cdef int64_t shape[4]
     cdef int i
     for i in range(q.ndim):
@@ -112,7 +112,7 @@ cdef object new_out(Call *call, _Source source, object like, const flash_tensor_
 
 
 cdef object new_lse(Call *call, _Source source, object like, const flash_tensor_t *q, flash_tensor_t *lse):
-    """(batch, heads_q, seqlen_q), or (heads_q, total_q) if packed."""
+    """A new array for the LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q) if packed."""
     cdef int64_t shape[3]
     if q.ndim == 4:
         shape[0], shape[1], shape[2] = q.shape[0], q.shape[2], q.shape[1]
@@ -181,23 +181,25 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     num_splits : int
         Number of splits of the keys; 0: the library chooses, 1: no split.
     row_begin, column_begin : int, or (batch,) int32;  row_step, column_step : int
-        For a call with a part of the rows or keys of longer sequences (a shard): row i stands at row_begin + i * row_step, key j
-        at column_begin + j * column_step. With one of these or of the next two, causal, window_size, alibi_slopes and dropout go
-        by these positions, and bias, mask and block_mask by the arrays' own rows and columns. On a GPU positions are below 2**29,
-        and alibi_slopes need steps of 1 and none of the next two.
+        For a call on a part of the rows or keys of longer sequences (a shard): row i has the position row_begin + i * row_step,
+        key j the position column_begin + j * column_step. If a begin, row_positions or column_positions is given, causal,
+        window_size, alibi_slopes and dropout use the positions; bias, mask and block_mask still use the row and column numbers in
+        the arrays. On a GPU positions must be below 2**29, and alibi_slopes need steps of 1 and neither row_positions nor
+        column_positions.
     row_positions, column_positions : (batch, seqlen) or packed (total,) int32
-        The same, one position for each row or key; strictly increasing within a sequence.
+        The position of each row or key; strictly increasing within a sequence.
     sequence_numbers : (batch,) int32;  head_begin, heads_total : int
-        What dropout counts as batch entry and as head, for a call with some sequences or heads of a batch.
+        The numbers that dropout uses for batch entries and heads, for a call on some sequences or heads of a batch: head h has
+        the number head_begin + h of heads_total.
     sm_margin : int
-        On a GPU: multiprocessors to leave to kernels that run beside this one. No effect on the CPU.
+        On a GPU: number of multiprocessors to leave free for kernels that run at the same time. No effect on the CPU.
     resume : bool
-        Go on from out and lse, the result for other keys of the same rows, and replace them by the result for both sets of keys.
-        A learnable_sink belongs to the first call only.
+        Start from out and lse, which hold the result for other keys of the same rows, and replace them by the result for both
+        sets of keys. Give learnable_sink to the first call only.
     return_lse : bool
         Also return lse.
     out : array like q with head_dim_v channels
-        The output; allocated if not given. It may not overlap the inputs. It may be float32 beside 16-bit inputs.
+        The output; allocated if not given. It may not overlap the inputs. It may be float32 with 16-bit inputs.
     lse : (batch, heads_q, seqlen_q) or packed (heads_q, total_q), float32 (float64 for float64)
         The output for the LSE.
     max_logit : shape and type of lse, or (heads_q,)
@@ -207,9 +209,10 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         An output: the entropy of each row's softmax in nats, sink included, dropout ignored.
         These two have no gradients. Packed rows that belong to no sequence are not written. On a GPU head dims are at most 256.
     stream : int or object with __cuda_stream__
-        CUDA stream instead of the current one; the caller then keeps the arrays alive and the order of work right.
+        CUDA stream instead of the current one. The caller must then keep the arrays alive until the work is done, and order the
+        work of the call with the work on other streams.
     backend : "cpu", "sm80" or "sm90";  kernel : a name from info()["kernels"]
-        Run this one or raise UnsupportedError.
+        Use this backend or kernel, or raise UnsupportedError.
 
     Returns
     -------

@@ -6,7 +6,7 @@ cdef extern from "Python.h":
 
 
 cdef enum:
-    SMALL_WORK = 1 << 19  # products of elements of queries and keys; the CPU backend plans one thread for more than that
+    SMALL_WORK = 1 << 19  # products of elements of queries and keys; the CPU backend uses one thread even for more work
 
 cdef int32_t _num_threads = 0        # of set_num_threads(); 0: the default
 cdef bint _environment_accepted = False
@@ -25,7 +25,8 @@ os.register_at_fork(after_in_child=_find_main_thread)
 
 cdef int32_t num_threads_for(_Source source, const flash_tensor_t *x, bint small=False) except -1:
     """options.num_threads of a call whose first array is `x`. PyTorch tensors: at most torch.get_num_threads() threads, unless
-    set_num_threads() was called. A small problem runs on one thread, and needs no system call to know that."""
+    set_num_threads() was called. A small problem runs on one thread, without a system call to find out the number of
+    processors."""
     global _environment_accepted
     cdef int32_t usual
     cdef int64_t torch_threads
@@ -34,7 +35,7 @@ cdef int32_t num_threads_for(_Source source, const flash_tensor_t *x, bint small
     if small and _environment_accepted:
         return 1
     usual = flash_cpu_threads()
-    if usual == 0:  # LIBFLASH_NUM_THREADS is refused: the call refuses it with its text
+    if usual == 0:  # LIBFLASH_NUM_THREADS is invalid: the call will fail with an error text that says so
         return 0
     _environment_accepted = True  # the library reads the environment once
     if source.torch:
@@ -53,8 +54,8 @@ cdef double elements(const flash_tensor_t *x) noexcept:
 
 
 cdef bint is_small(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v, int64_t pages=1) noexcept:
-    """True for attention that one thread computes in a few milliseconds at most: no other threads, no signals. `pages` is the
-    number of columns of a block table."""
+    """True for attention that one thread computes in a few milliseconds at most. Such a call uses no other threads and handles no
+    signals. `pages` is the number of columns of a block table."""
     cdef double keys, products
     if q.device_type != FLASH_DEVICE_CPU or q.ndim < 3 or k.ndim < 3 or v.ndim != k.ndim:
         return False
@@ -80,14 +81,14 @@ cdef int32_t interrupted(void *context) noexcept nogil:
 
 
 cdef inline void allow_interrupt(const flash_tensor_t *x, bint small=False) noexcept:
-    """Python's signal handlers run during the call that follows, if it is on the CPU, takes more than a few milliseconds and
-    this is the thread that runs them."""
+    """Let Python's signal handlers run during the call that follows, if the call is on the CPU and not small, and if this is the
+    thread that runs signal handlers."""
     if not small and x.device_type == FLASH_DEVICE_CPU and PyThread_get_thread_ident() == _main_thread:
         flash_set_interrupt(interrupted, NULL)
 
 
 cdef inline int end_interrupt(const flash_tensor_t *x, bint small=False) except -1:
-    """Raises what a signal handler raised, also where the call had nothing left to cancel."""
+    """End allow_interrupt(). Raise what a signal handler raised, also if the call was already complete."""
     if not small and x.device_type == FLASH_DEVICE_CPU:
         flash_set_interrupt(NULL, NULL)
         if _interrupt is not None and PyThread_get_thread_ident() == _main_thread:

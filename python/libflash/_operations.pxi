@@ -43,7 +43,7 @@ cdef object by_adapter(_Source source, str name, tuple arrays, dict defaults, di
 
 
 cdef bint is_given(object value, object default) except -1:
-    """True if an option is not at its default. Numbers are equal or not, everything else is the same object or not."""
+    """True if an option is not at its default. A float is compared by value, everything else by identity."""
     return value != default if type(value) is float else value is not default
 
 
@@ -75,13 +75,13 @@ def attention_backward(
     add : bool
         Add to dq, dk and dv, which must be given and be float32 (float64 for float64).
     dq, dk, dv : arrays with shape and type of q, k, v
-        The outputs; allocated if not given. Each may be float32 beside 16-bit inputs.
+        The outputs; allocated if not given. Each may be float32 with 16-bit inputs.
     dbias, dsink : arrays with shape and type of bias and learnable_sink
         If given, their gradients are written there, summed over repeated dimensions.
     The other options must be those of the forward call; see attention().
 
-    If k and v are a part of the keys, and out, lse and dlse are those of the whole rows, dk and dv are the gradients of these
-    keys, and dq is their share of the whole dq. Give learnable_sink and dsink to one of such calls only.
+    k and v may be a part of the keys, if out, lse and dlse are results for all keys. Then dk and dv are the gradients of this
+    part, and the sum of dq over all parts is the whole dq. Give learnable_sink and dsink to one of these calls only.
 
     Returns
     -------
@@ -189,7 +189,7 @@ def attention_backward(
 
 cdef object gradient(Call *call, _Source source, object q, object given, const flash_tensor_t *of, Layout axes, str name,
                      flash_tensor_t *made):
-    """The given array, or a new one of the shape of `of`."""
+    """The given array, or a new one with the shape of `of`; `made` describes it."""
     if given is None:
         return new_out(call, source, q, of, of.shape[of.ndim - 1], axes, name, made)
     borrow(call, given, name, made, WRITE)
@@ -226,8 +226,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         Number of cached keys at the start of a sequence that do not exist; positions count them. With block_table, the entries
         of pages that hold only such keys may have any value.
     k, v : (batch, seqlen_new, heads_k, head_dim) and (..., head_dim_v), or packed (total_new, heads_k, head_dim) and (...)
-        New keys and values to append. No sequence of the call, itself included, may read another key of the rows where one
-        appends: the CPU refuses that.
+        New keys and values to append. The rows of the cache that the call writes must not hold other keys that a sequence of the
+        call reads; the CPU refuses that.
     rotary_cos, rotary_sin : (positions, rotary_dim / 2), float32 or q's type
         Rotate the first rotary_dim channels of q and of the new k by the angles of their position: cache_seqlens[b] + i.
     rotary_interleaved : bool
@@ -243,15 +243,16 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         (1,) or (heads_k,) or (batch, heads_k): an append divides new rows by them.
         (entries or pages, rows, heads_k) or (..., groups), for the rows of the cache: an append computes and writes them.
         Groups are of equally many neighbouring channels (CUDA: a multiple of 16). Any strides.
-    k_rope_cache : the entries or pages, rows and heads of k_cache, with the last channels of the
-        keys in q's type; k_cache has the others. CUDA: these are a multiple of 16; beside codes at most 144 are in k_rope_cache
+    k_rope_cache : shape of k_cache but for the channels, q's type
+        The last channels of the keys; k_cache has the other channels. CUDA: k_cache must have a multiple of 16 channels, and with
+        a cache of 8 bits k_rope_cache at most 144.
     k_rope : (batch, seqlen_new, heads_k, channels of k_rope_cache), or packed as k; with k and k_rope_cache
     head_dim_v : int, with v_cache=None
     cache_dtype : "e4m3" or "e5m2", what the elements of caches of uint8 are
     cu_seqlens_q : (batch + 1,) int32 (int64 on the CPU: converted)
         Each sequence has its own number of query rows: rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q, out and lse. So one
-        call takes chunks of prefill, rows of decode and sequences without a row. The lengths are not needed on the host. k and
-        v are then packed too.
+        call can have sequences with many rows (prefill), with one row (decode) and without rows. The lengths are not needed on
+        the host. k and v are then packed too.
     cu_seqlens_new : (batch + 1,) int32 (int64 on the CPU: converted)
         The same for k and v; default cu_seqlens_q.
     q_positions : (batch, seqlen_q) or packed (total_q,) int32 (int64 on the CPU: converted)
@@ -261,15 +262,16 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         its sequence; it sees all earlier keys. It replaces the causal rule; a row's own bit is not implied. One row for each
         query row. With a window it needs q_positions.
     cu_seqlens_tree : (batch + 1,) int32 (int64 on the CPU: converted)
-        The rows of tree_mask of each sequence: all of its query rows, or none, then it is causal.
+        The rows of tree_mask of each sequence: as many as its query rows; or none, then the sequence is causal.
     shared_groups : (groups + 1,) int32, shared_lens : (groups,) int32 (int64 on the CPU: converted)
         A hint that changes no bit: sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first shared_lens[i]
         cached keys in the same rows, in one cache entry or in the same pages. CUDA may read them once for several sequences
         (`explain`: shared keys); a hint that is not true gives wrong results there, and the CPU refuses it.
     shard : (count, index, keys)
-        The caches have a part of the keys: key t is on shard t // keys % count, without gaps. Lengths, positions and masks count
-        all keys; each shard gets the same q, k and v, stores the new rows that are its own, and computes its part of out and lse,
-        which merge() puts together. cache_seqlens is required without k. learnable_sink counts on shard 0 only.
+        The caches have a part of the keys: key t is on shard t // keys % count, and the keys of a shard are stored without gaps.
+        Lengths, positions and masks count all keys. Each shard gets the same q, k and v, stores the new rows that belong to it,
+        and computes its part of out and lse; merge() combines the parts. cache_seqlens is required without k. learnable_sink is
+        used on shard 0 only.
     invariant : bool
         The bits of a row depend on its own sequence alone: not on the batch and its order, the other rows of the call, the pages
         or the number of threads. Rows of a prefill, in chunks of any lengths, have the bits of decoding one row after another.
@@ -279,8 +281,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     Returns
     -------
     out : (batch, seqlen_q, heads_q, head_dim_v), and lse : (batch, heads_q, seqlen_q) if return_lse. Packed: (total_q, heads_q,
-        head_dim_v) and (heads_q, total_q); rows past cu_seqlens_q[batch] are not written. Of a shard, out is float32 beside
-        16-bit q, unless it is given.
+        head_dim_v) and (heads_q, total_q); rows past cu_seqlens_q[batch] are not written. With a shard and 16-bit q, out is
+        float32, unless it is given.
 
     Raises
     ------

@@ -216,7 +216,7 @@ cdef int begins(Call *call, Extras *extras, object x, str name, int64_t *number,
 cdef int shard_options(Call *call, Extras *extras, flash_attention_options_t *made, row_begin, row_step, column_begin,
                        column_step, row_positions, column_positions, sequence_numbers, head_begin, heads_total,
                        sm_margin) except -1:
-    """The options of a call with a part of a problem."""
+    """Fill in the options of a call on a part of a problem (a shard)."""
     cdef int placed = begins(call, extras, row_begin, "row_begin", &made.row_begin, &made.row_begins)
     placed |= begins(call, extras, column_begin, "column_begin", &made.column_begin, &made.column_begins)
     made.row_step = integer(row_step, "row_step")
@@ -242,11 +242,12 @@ cdef int shard_options_from(Call *call, Extras *extras, flash_attention_options_
 
 
 cdef int refuse_shard_options(dict options) except -1:
-    """Where PyTorch or JAX trace or record gradients."""
+    """Refuse each of these options that is not at its default. Called where PyTorch or JAX trace, transform or record
+    gradients."""
     for name, value in options.items():
         if value is None or value is False:
             continue
-        # An array is never compared. A begin of 0 counts: without one there are no positions.
+        # An array is never compared. A begin of 0 is an option that is given: without a begin there are no positions.
         if is_array(value) or name in ("row_begin", "column_begin") or value != (1 if name.endswith("_step") else 0):
             raise UnsupportedError(f"{name} cannot be given where PyTorch or JAX trace, transform or record gradients; "
                                    "context_parallel_attention of libflash.torch is differentiable")
@@ -254,7 +255,7 @@ cdef int refuse_shard_options(dict options) except -1:
 
 
 cdef int64_t bound(object x, str name) except? -1:
-    """A largest length; 0 in the C library, None or 0 here: not known."""
+    """An upper bound of lengths. If it is not known: 0 in the C library, None or 0 in Python."""
     return 0 if x is None else integer(x, name)
 
 
@@ -324,7 +325,8 @@ cdef int read_shard(object shard, flash_decode_options_t *made) except -1:
 
 
 cdef flash_tensor_t *cache_scale(Call *call, Extras *extras, object x, str name, Role role) except? NULL:
-    """An append writes scales of rows, and reads the others. A number, or an array without dimensions, is one for all."""
+    """The scales of a cache; NULL for None. A call that writes new rows writes the scales if each cached row has its own, and
+    reads all others. A number, or an array without dimensions, is one scale for everything."""
     cdef flash_tensor_t *made
     if x is None:
         return NULL
@@ -350,7 +352,7 @@ cdef bint rows_have_scales(object scale) except -1:
 
 
 cdef int32_t byte_dtype_of(object cache_dtype) except -1:
-    """What the elements of caches of uint8 are."""
+    """The dtype of the elements of caches of uint8."""
     if cache_dtype is None:
         return FLASH_DTYPE_NONE
     if cache_dtype == "e4m3":
@@ -362,7 +364,7 @@ cdef int32_t byte_dtype_of(object cache_dtype) except -1:
 
 cdef int borrow_caches(Call *call, object k_cache, object v_cache, object head_dim_v, object cache_dtype, Role role,
                        flash_tensor_t *k, flash_tensor_t *v) except -1:
-    """Without v_cache, the values are the first head_dim_v channels of k_cache."""
+    """Describe both caches. Without v_cache, the values are the first head_dim_v channels of k_cache."""
     call.byte_dtype = byte_dtype_of(cache_dtype)
     borrow(call, k_cache, "k_cache", k, role)
     if call.byte_dtype != FLASH_DTYPE_NONE and k.dtype != call.byte_dtype:

@@ -1,4 +1,4 @@
-# Streams, outputs and workspace, which come from the caller's array library.
+# The stream of a call, and the memory of its outputs and workspace. All of them come from the caller's array library.
 
 
 cdef int take_stream(Call *call, object stream) except -1:
@@ -19,7 +19,7 @@ cdef int take_stream(Call *call, object stream) except -1:
 
 
 cdef int find_stream(Call *call, _Source source, int32_t device_id) except -1:
-    """The stream of the call: the given one, else the current one of the library whose array comes first."""
+    """Set the stream of the call: the given stream, else the current stream of the library whose array comes first."""
     if call.stream_known:
         return 0
     if source.kind == KIND_EXCHANGE:
@@ -32,7 +32,7 @@ cdef int find_stream(Call *call, _Source source, int32_t device_id) except -1:
 
 
 cdef bint shares_stream(Call *call, _Source source, int32_t device_id) except -1:
-    """False if this array's library works on another stream than the call, so that one must wait for the other."""
+    """False if this array's library works on another stream than the call, so that one stream must wait for the other."""
     cdef void *own = NULL
     find_stream(call, source, device_id)
     if call.stream_given or call.stream_api == source.api:
@@ -61,12 +61,12 @@ class _Handle:
 
 
 cdef object on_stream(Call *call, _Source source, int32_t device_id):
-    """A context in which the array library allocates for the given stream, so that its allocator does not reuse memory that is
-    freed after the call on another stream too early."""
+    """A context in which the array library allocates memory for the given stream. Otherwise, when the memory is freed after the
+    call, the allocator could reuse it on another stream before the work of the call is done."""
     cuda = source.module.cuda
     handle = <uintptr_t>call.stream
     if source.torch:
-        if handle <= 1:  # the legacy default stream has two handles; PyTorch knows one
+        if handle <= 1:  # the legacy default stream has two handles, 0 and 1; PyTorch accepts only 0
             return cuda.stream(cuda.default_stream(device_id))
         if handle == 2:
             raise InvalidError("stream is 2, the default stream of each thread, for which PyTorch allocates no memory; "
@@ -115,8 +115,8 @@ cdef DLDataType dl_dtype(int32_t dtype) noexcept:
 
 cdef object new_array(Call *call, _Source source, object like, const flash_tensor_t *view, int32_t dtype, int ndim,
                       int64_t *shape, str name, flash_tensor_t *out):
-    """A new array of the library and on the device of `like`, which `view` describes; `out` describes the new one. For JAX it is
-    NumPy memory until deliver()."""
+    """A new array of the library and on the device of `like`. `view` describes `like`, and `out` describes the new array. For JAX
+    the array is NumPy memory until deliver()."""
     cdef DLManagedVersioned *made
     cdef void *object_pointer = NULL
     cdef tuple sizes
@@ -158,7 +158,7 @@ cdef object dtype_object(_Source source, object like, const flash_tensor_t *view
 
 
 cdef object new_array_by_namespace(object like, const flash_tensor_t *view, int32_t dtype, tuple sizes, str name):
-    """A new array by the array API standard, for libraries that are not known by name."""
+    """A new array, made through the array API standard, for libraries that are not known by name."""
     if not hasattr(like, "__array_namespace__"):
         raise TypeError(f"{name} cannot be allocated: {type(like).__name__} has no __array_namespace__; give it as {name}=")
     space = like.__array_namespace__()
@@ -167,7 +167,7 @@ cdef object new_array_by_namespace(object like, const flash_tensor_t *view, int3
 
 
 cdef object aligned_numpy(_Source source, object dtype, tuple sizes):
-    """NumPy memory at a multiple of 64 bytes, which JAX adopts without a copy."""
+    """A NumPy array at an address that is a multiple of 64 bytes, so that JAX uses its memory without a copy."""
     cdef int64_t count = dtype.itemsize
     for size in sizes:
         count *= size
@@ -177,15 +177,15 @@ cdef object aligned_numpy(_Source source, object dtype, tuple sizes):
 
 
 cdef object deliver(_Source source, object like, object array):
-    """The result for the caller: for JAX, a JAX array that adopts the NumPy memory without a copy."""
+    """The result for the caller: for JAX, a JAX array that uses the NumPy memory without a copy."""
     if source.kind != KIND_JAX or array is None or type(array).__module__.partition(".")[0] != "numpy":
         return array
     return sys.modules["jax"].device_put(array, like.device)
 
 
 cdef void *workspace(Call *call, _Source source, const flash_tensor_t *like, size_t size, bint small) except? NULL:
-    """The workspace, until finish(call). On a GPU it comes from the caller's library, whose allocator follows the order of the
-    stream: the memory may be released right after the launch."""
+    """The workspace, which exists until finish(call). On a GPU the caller's library allocates it. The allocator of the library
+    reuses memory in the order of the stream, so the memory may be released right after the launch."""
     cdef void *memory = NULL
     cdef DLManagedVersioned *made
     cdef DLDataType byte

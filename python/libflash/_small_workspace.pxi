@@ -1,5 +1,5 @@
-# The workspace of small calls on the CPU. One block of memory is kept from call to call: a call that finds it large enough needs
-# neither a query for the size nor an allocation, which take longer than a tiny problem.
+# The workspace of small calls on the CPU. One block of memory is kept from call to call. If the block is large enough, a call
+# needs neither a workspace query nor an allocation, which take longer than a tiny problem.
 
 cdef extern from *:
     """
@@ -35,7 +35,7 @@ cdef extern from *:
 
 
 cdef char *kept_workspace(Call *call, size_t *size) except? NULL:
-    """The kept block until finish(call), and its size; NULL and 0 if another call has it."""
+    """Take the kept block until finish(call), and set its size; NULL and 0 if there is none or another call has it."""
     cdef char *memory = take_block()
     size[0] = block_size(memory)
     if memory != NULL:
@@ -44,7 +44,7 @@ cdef char *kept_workspace(Call *call, size_t *size) except? NULL:
 
 
 cdef char *larger_workspace(Call *call, size_t size) except NULL:
-    """A block of `size` bytes until finish(call), which keeps it instead of the present one."""
+    """A new block of `size` bytes. finish(call) keeps it for later calls, unless it is larger than KEPT_BYTES."""
     cdef char *memory = new_block(size)
     if memory == NULL:
         raise OutOfMemoryError(f"no memory for a workspace of {size} bytes")

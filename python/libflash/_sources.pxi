@@ -15,7 +15,7 @@ cdef class _Source:
     cdef bint torch             # PyTorch: see _torch_state.pxi
     cdef bint subclass          # a subclass of torch.Tensor that overrides operators: its memory alone does not define its values
     cdef bint traced            # JAX's placeholder inside jit, grad and vmap: a shape without data
-    cdef bint no_max_version    # its __dlpack__ is older than DLPack 1.0
+    cdef bint no_max_version    # its __dlpack__ is older than DLPack 1.0 and has no argument max_version
     cdef DLExchange *api
     cdef object get_num_threads  # torch.get_num_threads
     cdef object module          # allocates outputs; None: through the array's __array_namespace__

@@ -1,6 +1,6 @@
 # Tangents: attention_tangent and attention_backward_tangent.
 
-# Options of a part of a problem.
+# Options of a call on a part of a problem.
 cdef tuple _of_parts = ("row_begin", "row_step", "column_begin", "column_step", "row_positions", "column_positions",
                         "sequence_numbers", "head_begin", "heads_total", "sm_margin", "resume")
 TANGENT_DEFAULTS = {name: value for name, value in ATTENTION_DEFAULTS.items()
@@ -17,7 +17,7 @@ cdef dict tangent_options(dict options, str function):
 
 
 cdef flash_tensor_t *tangent(Call *call, object x, str name, flash_tensor_t *made, Layout axes, Role role=READ) except? NULL:
-    """An optional tensor; NULL for None. With four dimensions it has the caller's layout."""
+    """An optional tensor; NULL for None. A tensor of four dimensions has the layout `axes`."""
     if x is None:
         return NULL
     borrow(call, x, name, made, role)
@@ -57,13 +57,13 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     tq, tk, tv, tbias, tsink : arrays with shape and type of q, k, v, bias and learnable_sink, or None for zero
         The direction.
     out, lse : as attention(..., return_lse=True) returned them with the same options; both or none
-        If given, only the tangents are computed.
+        If given, they are not computed again.
     tdelta : array with shape and type of lse
-        If given, rowsum(tdout * out + dout * tout) - tdlse is written there, for attention_backward_tangent(): before tout is
-        rounded, and before out is if out is not given.
+        If given, rowsum(tdout * out + dout * tout) - tdlse is written there, for attention_backward_tangent(). It is computed
+        from tout before rounding, and from out before rounding if out is not given.
     delta : array with shape and type of lse; only with tdelta
-        If given, rowsum(dout * out) - dlse is written there, for attention_backward_tangent() too: before out is rounded, if it
-        is not given.
+        If given, rowsum(dout * out) - dlse is written there, also for attention_backward_tangent(). It is computed from out
+        before rounding if out is not given.
     dout, tdout, tdlse : as given to attention_backward_tangent(); only with tdelta, dout always
     dlse : as given to attention_backward_tangent(); only with delta
     options : those of attention() but return_lse, stream, and those of parts of problems (row_begin to resume)
@@ -79,7 +79,7 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     ------
     As attention(). UnsupportedError on CUDA for more keys or rows than its kernels add up.
 
-    With PyTorch tensors it is differentiable in reverse mode, out and lse that are given being functions of q, k and v.
+    With PyTorch tensors the results are differentiable in reverse mode; out and lse, if given, count as functions of q, k and v.
     """
     cdef Call call
     cdef Extras extras
@@ -177,7 +177,8 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
     dout, q, k, v, out, lse, dlse : as given to attention_backward()
     tout, tlse : as attention_tangent() returned them for the same direction
     tdelta : array with shape and type of lse, as attention_tangent() wrote it for the same direction, dout, tdout and tdlse
-        If given, it is read instead of tout, which may be None, and tdlse. More accurate in 16 bits where keys have a mean.
+        If given, it is read instead of tout, which may be None, and tdlse. More accurate in 16 bits if the mean of the keys is
+        not close to zero.
     delta : array with shape and type of lse, as attention_tangent() wrote it for the same dout and dlse
         If given, it is read instead of dlse and rowsum(dout * out), for the same reason. Not with dq, dk and dv.
     tq, tk, tv, tbias, tsink, tdout, tdlse : arrays with shape and type of q, k, v, bias, learnable_sink, dout and dlse, or None
@@ -196,7 +197,7 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
     ------
     As attention_tangent().
 
-    With PyTorch tensors it is differentiable in reverse mode with respect to the direction.
+    With PyTorch tensors the results are differentiable in reverse mode with respect to the direction.
     """
     cdef Call call
     cdef Extras extras

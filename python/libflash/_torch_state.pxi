@@ -1,8 +1,8 @@
-# PyTorch's state during a call: autograd, autocast, transforms, tracing. The library only reads and writes memory. If PyTorch has
-# to do more, the call goes to libflash/torch.py, which uses operators of PyTorch's dispatcher.
+# PyTorch's state during a call: autograd, autocast, transforms, tracing. The C library only reads and writes memory. If PyTorch
+# has more to do, the call goes to libflash/torch.py, which uses operators of PyTorch's dispatcher.
 
 cdef extern from "Python.h":
-    # In the stable ABI these two pass their arguments without a tuple; Cython's own call builds one.
+    # In the stable ABI these two functions pass arguments without building a tuple; the calls that Cython generates build one.
     object PyObject_CallNoArgs(object function)
     object PyObject_CallFunctionObjArgs(object function, ...)
     ctypedef object (*c_function "PyCFunction")(object owner, void *nothing)
@@ -18,7 +18,8 @@ cdef extern from *:
 
 
 cdef class _Query:
-    """A function of PyTorch without arguments. Where PyTorch wrote it in C, it is called without Python's call protocol."""
+    """A function of PyTorch without arguments. If the function is written in C, it is called directly, without Python's call
+    protocol."""
 
     cdef object function
     cdef c_function direct  # NULL: call `function`
@@ -26,18 +27,18 @@ cdef class _Query:
 
 
 cdef class _TorchState:
-    """PyTorch's functions for this state, looked up once."""
+    """PyTorch's functions that return its state, looked up once."""
 
     cdef _Query grad_enabled       # torch.is_grad_enabled
     cdef _Query autocast_enabled
     cdef _Query in_transform       # True inside a transform of torch.func
     cdef dict forward_ad           # names of a module whose _current_level is -1 outside dual levels
     cdef _Query dispatch_modes     # number of active dispatch modes
-    cdef list pre_dispatch_modes   # of make_fx(pre_dispatch=True), which are not among them: None or a mode each; or None
-    cdef object in_pre_dispatch    # asks PyTorch, which takes longer than to look at the list
+    cdef list pre_dispatch_modes   # make_fx(pre_dispatch=True), not in dispatch_modes: each entry a mode or None; None: unknown
+    cdef object in_pre_dispatch    # used if the list is unknown: a function of PyTorch, which takes longer
     cdef _Query tracing            # torch.jit.trace
     cdef _Query profiling
-    cdef c_function is_neg         # Tensor.is_neg; NULL until a tensor was seen, or if PyTorch did not write it in C
+    cdef c_function is_neg         # Tensor.is_neg; NULL before the first tensor, or if the method is not written in C
     cdef object increment_version
     cdef tuple plain_types         # of tensors
 
@@ -89,14 +90,14 @@ cdef inline object answer(_Query query):
 
 
 cdef list pre_dispatch_modes(object torch):
-    """PyTorch's own list, for all threads. None if this PyTorch has another one."""
+    """PyTorch's own list, which all threads share. None if this version of PyTorch stores the modes in another way."""
     owner = getattr(torch._ops, "_mode_stack_state_for_pre_dispatch", None)
     found = getattr(owner, "_ModeStackStateForPreDispatch__infra_modes", None)
     return found if type(found) is list and len(found) == 2 else None
 
 
 cdef object increment_version(object torch):
-    """The function that takes a tuple of tensors."""
+    """A function that counts a new version of each tensor of a tuple."""
     try:
         torch._C._increment_version(())
         return torch._C._increment_version
@@ -128,8 +129,8 @@ cdef bint is_observed() except -1:
 
 
 cdef bint dispatcher_needed(_Source source) except -1:
-    """True if the call must go through libflash/torch.py even if no tensor requires a gradient. A call inside an operator has
-    done so already."""
+    """True if the call must go through libflash/torch.py even if no tensor requires a gradient. A call inside an operator already
+    came through libflash/torch.py."""
     return operator_depth == 0 and (source.subclass or is_observed() or is_true(_torch.autocast_enabled))
 
 
@@ -138,7 +139,8 @@ cdef inline bint records_gradients() except -1:
 
 
 cdef int refuse_tracing(_Source source, str operation) except -1:
-    """For an operation that libflash/torch.py does not have: PyTorch's tracers would record its results as constants."""
+    """Refuse tracing, for an operation that libflash/torch.py does not have: PyTorch's tracers would record its results as
+    constants."""
     if not source.torch or operator_depth != 0 or not is_observed():
         return 0
     tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")

@@ -1,6 +1,6 @@
 // Writes new rows of keys and values to slots of a KV cache. A warp writes one head of a row of keys, of values or of rope parts,
-// converted to the type of the cache. Slots come from device memory unchecked: one outside of the cache means that the row is not
-// written.
+// converted to the type of the cache. Slots are in device memory, so the host cannot check them: a row whose slot is outside of
+// the cache is not written.
 #pragma once
 
 #include <cuda_runtime.h>

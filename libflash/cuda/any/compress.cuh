@@ -1,8 +1,9 @@
 // Compress: lists of the kept blocks of a dense block mask, for each row and each column.
 //
-// A warp makes one list and reads 32 entries of its line at a time: a ballot tells which blocks are kept, and the number of
-// bits below a lane's own is the lane's position in the list, so the list ascends. Neighbouring warps process neighbouring
-// columns and share their bytes through the cache. Entries after the count are 0, as on the CPU.
+// A warp makes the list of one line (a row or a column) and reads 32 entries of the line at a time. A ballot tells which blocks
+// are kept; the number of bits below a lane's own bit is the position of the lane's block in the list, so the list ascends.
+// Neighbouring warps process neighbouring columns and share their bytes through the cache. Entries after the count are 0, as on
+// the CPU.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,8 +1,9 @@
 // Merge: combines the outputs of several key ranges, weighted by their LSE.
 //
-// A group of lanes of one warp computes one row of the result. Its lanes divide the parts, compute each part's weight exp(lse_n
-// - lse) into shared memory, and then loop over the channels, kVector at a time per lane. Every element is read once and
-// written once, so the kernel is bound by memory. A part of weight 0 is not read: its row may hold anything.
+// A group of lanes of one warp computes one row of the result. The lanes divide the parts among themselves and write the weight
+// of each part, exp(lse_n - lse), to shared memory. Then they loop over the channels, kVector at a time per lane. Every element
+// is read once and written once, so the kernel is bound by memory. The row of a part with weight 0 is not read and may hold
+// anything.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -59,7 +60,7 @@ __device__ __forceinline__ int64_t row_start(const RowTensor& tensor, int64_t ba
     return batch * tensor.batch + row * tensor.row + head * tensor.head;
 }
 
-// Part `n`.
+// out and lse of part `n`.
 __device__ __forceinline__ const RowTensor& part_out(const MergeFew& p, int n) { return p.outs[n]; }
 __device__ __forceinline__ const RowTensor& part_lse(const MergeFew& p, int n) { return p.lses[n]; }
 __device__ __forceinline__ RowTensor part_out(const MergeMany& p, int n) {
@@ -115,7 +116,7 @@ __device__ __forceinline__ float weigh(const Params& p, int64_t b, int64_t i, in
     return largest == -INFINITY ? -INFINITY : largest + logf(sum);
 }
 
-// Adds the weighted rows of all parts, which are all of type T. kInFlight loads are issued before the first is used.
+// Adds the weighted rows of all parts, which have the same type T. kInFlight loads are issued before the first result is used.
 template <class T, int kVector, class Params>
 __device__ __forceinline__ void add_parts(const Params& p, int64_t b, int64_t i, int64_t h, int channel, const float* weights,
                                           float (&sums)[kVector]) {

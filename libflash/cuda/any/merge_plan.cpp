@@ -1,4 +1,4 @@
-// The plan of merge: a group of threads for each row, and the widest vector that alignment allows.
+// The plan of merge: a group of threads for each row, and the widest vector that the alignment of all tensors allows.
 #include <algorithm>
 
 #include "cuda/any/plan.h"

@@ -6,14 +6,14 @@
 namespace libflash::cuda {
 
 // Tiles, schedules and workspace; the launches of the softmax statistics, dK/dV, the dQ conversion and the gradients of sink and
-// bias. `dq_kernel`: without dQ accumulator.
+// bias. `dq_kernel`: a separate kernel computes dq, so there is no dQ accumulator.
 BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance,
                                   const DeviceProperties& device, bool dq_kernel = false);
 
 // Workspace units of a head; see QueryUnits.
 int64_t units_of(const AttentionProblem& problem);
 
-// Query rows of all heads in the workspace.
+// Query rows of all heads in the workspace, with `units` workspace units for each head.
 size_t workspace_rows(int64_t units, const AttentionProblem& problem);
 
 // The launch of one step with `blocks` thread blocks.

@@ -28,7 +28,7 @@ inline CacheScaleParams cache_scale_params(const CacheScale& scale) {
             scale.of_rows};
 }
 
-// Problem: of decode or of a write by slots.
+// Problem: DecodeProblem or CacheWriteProblem.
 template <class Problem>
 RotaryParams rotary_params(const Problem& problem) {
     if (!problem.rotary_cos.present) return {};
@@ -42,7 +42,7 @@ RotaryParams rotary_params(const Problem& problem) {
             problem.rotary_cos.dtype == DType::f32};
 }
 
-// Tensors of a row that a write by slots has: keys, values, rope parts.
+// How many tensors of rows a write by slots has: keys, values, rope parts.
 inline int32_t parts_of(const CacheWriteProblem& problem) { return 1 + problem.cache.v.present + problem.cache.k_rope.present; }
 
 }  // namespace libflash::cuda

@@ -126,7 +126,7 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     fill_in_score_options(params, problem);
     params.splits = static_cast<int32_t>(plan.splits);
     params.split_size = static_cast<int32_t>(std::min<int64_t>(plan.split_size, kUnboundedWindow));
-    if (plan.invariant) {  // the kernel takes its segment of all keys
+    if (plan.invariant) {  // each split has all keys, of which the kernel computes its segment
         params.segment = params.split_size;
         params.split_size = kUnboundedWindow;
     }
@@ -158,12 +158,13 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.stages = plan.stages;
     params.delayed_begin = plan.delayed_begin;
     params.delayed_count = plan.delayed_count;
-    params.fetch_early = plan.dependent_launch && plan.prefix_tiles == 0;  // else the first keys of a split are not read
+    // With shared keys the kernel does not read the first keys of a split.
+    params.fetch_early = plan.dependent_launch && plan.prefix_tiles == 0;
     params.ragged = ragged_params(problem, plan);
     return params;
 }
 
-// Of the kernel for long chunks. It reads what the append kernel has written.
+// The parameters of the prefill kernel. It reads the rotated queries and the cache rows that the append kernel has written.
 PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& decode, const PrefillPlan& plan, char* workspace) {
     PrefillParams params{};
     fill_in_sizes(params, problem);

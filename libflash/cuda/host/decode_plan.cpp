@@ -1,4 +1,4 @@
-// The parts of a plan of decode that every architecture has.
+// The parts of a decode plan that all architectures share.
 #include "cuda/host/decode_plan.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ Workspace decode_workspace(const DecodePlan& plan, const KernelConfig& config, c
         const int64_t rows = plan.short_tiles > 0 ? problem.batch * problem.heads_k * plan.short_tiles * plan.tile_q
                                                   : problem.query_rows() * problem.heads_q;
         regions.add("partial_out", static_cast<size_t>(rows * plan.splits * config.head_dim_v) * sizeof(float));
-        const int64_t numbers = plan.invariant ? 2 : 1;  // a segment has a kept maximum and a row sum
+        const int64_t numbers = plan.invariant ? 2 : 1;  // invariant: the kept maximum and the row sum; else the LSE
         regions.add("partial_lse", static_cast<size_t>(rows * plan.splits * numbers) * sizeof(float));
     }
     if (plan.prefill.name) regions.add("prefill", plan.prefill.plan.workspace.bytes());
@@ -63,7 +63,7 @@ void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeSizes& s
     const auto resources = [&](DecodeStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
     const int64_t blocks = sizes.launched_blocks() / plan.key_heads * plan.splits;
     plan.attention = launch_shape(blocks, resources(DecodeStep::attention));
-    const int64_t rows = plan.short_tiles > 0 ? problem.batch : problem.query_rows();  // beside long chunks: sequences
+    const int64_t rows = plan.short_tiles > 0 ? problem.batch : problem.query_rows();  // with long chunks: one per sequence
     if (plan.splits > 1) plan.combine = launch_shape(rows * problem.heads_q, resources(DecodeStep::combine));
 }
 

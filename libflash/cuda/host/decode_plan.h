@@ -1,4 +1,4 @@
-// The parts of a plan of decode that every architecture has: workspace, and the launches of append, attention and combine. Host
+// The parts of a decode plan that all architectures share: workspace, and the launches of append, attention and combine. Host
 // only, no CUDA header.
 #pragma once
 
@@ -9,11 +9,11 @@ namespace libflash::cuda {
 
 bool has_codes(const DecodeProblem& problem);
 DecodeStorage storage_of(const DecodeProblem& problem);
-// Whether new rows are more than elements of the type of the queries (sm80/append_codes.cuh).
+// Whether new rows are stored as codes or with scales, or have a rope part, so that sm80/append_codes.cuh appends them.
 bool appends_codes(const DecodeProblem& problem);
 
 Workspace decode_workspace(const DecodePlan& plan, const KernelConfig& config, const DecodeProblem& problem);
-// The kernel that appends and rotates new rows and rotates the queries, if it is needed.
+// Plans the kernels that append and rotate new rows and rotate the queries, if they are needed.
 void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem);
 void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeSizes& sizes);
 

@@ -13,7 +13,7 @@ namespace libflash::cuda {
 namespace {
 
 constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // largest grid
-// Of invariant rows without segments, for which the caller gives no split size: every number here changes their bits.
+// The split size of invariant rows that have no segments, if the caller gives none. Another value changes the bits of these rows.
 constexpr int64_t kInvariantSplit = 1024;
 
 int64_t requested_split_size(const DecodeSizes& sizes) {
@@ -21,14 +21,14 @@ int64_t requested_split_size(const DecodeSizes& sizes) {
     return given == 0 && sizes.problem.invariant_rows && !sizes.has_segments() ? kInvariantSplit : given;
 }
 
-// Cost model. The unit is the time of one key tile of a thread block. Cost: number of waves * (tiles per thread block +
-// kBlockCost), plus kCombineCost if there are splits.
+// Cost model. The unit is the time that a thread block needs for one key tile. Cost: number of waves * (key tiles per thread
+// block + kBlockCost), plus kCombineCost if there is more than one split.
 int64_t fastest_splits(const DecodeSizes& sizes) {
     constexpr double kBlockCost = 2, kCombineCost = 3;
     constexpr int64_t kMost = 256;
     const int64_t blocks = sizes.unsplit_blocks(), at_once = sizes.blocks_at_once();
     const int64_t tiles = std::max<int64_t>(1, ceil_div(sizes.visible_keys(), sizes.config.tile_k));
-    // More than about two waves only make combine longer.
+    // More splits than fill about two waves only make combine longer.
     const int64_t most = std::min({tiles, kMost, kMostBlocks / sizes.launched_blocks(), ceil_div(2 * at_once, blocks) + 1});
     int64_t best = 1;
     double best_cost = 0;
@@ -56,8 +56,8 @@ bool can_take_two_heads(const DecodeSizes& sizes) {
 
 // Two key heads per thread block are faster in two cases:
 // - several waves of short thread blocks: there are fewer waves, and still enough thread blocks to fill the GPU;
-// - a paged cache, because memory is faster with longer reads. Splits are then half as long, unless combining twice as many costs
-//   more than that gains.
+// - a paged cache, because memory is faster with longer reads. The number of splits is then doubled, so that there are as many
+//   thread blocks as before. This is done only if it gains more than combining twice as many splits costs.
 DecodeSplits fastest(const DecodeSizes& sizes) {
     constexpr int64_t kShort = 32, kFew = 16, kLong = 64;
     const int64_t splits = fastest_splits(sizes);
@@ -70,8 +70,9 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
     return sizes.problem.cache.paged() && pays ? DecodeSplits{2 * splits, 2} : DecodeSplits{splits, 1};
 }
 
-// Invariant rows: whether each thread block has all segments of its rows, which changes no bit. There is nothing to be folded by
-// another kernel then. Of long sequences the thread blocks of a partial last wave would work for too long.
+// Invariant rows: whether a thread block computes all segments of its rows. The bits are the same, and no other kernel has to
+// fold the segments. With long sequences the thread blocks of a partial last wave would take too long, so each computes one
+// segment.
 bool has_segments_together(const DecodeSizes& sizes) {
     constexpr int64_t kMostTiles = 32;
     return ceil_div(sizes.visible_keys(), sizes.config.tile_k) <= kMostTiles && sizes.unsplit_blocks() >= sizes.blocks_at_once();
@@ -79,8 +80,8 @@ bool has_segments_together(const DecodeSizes& sizes) {
 
 }  // namespace
 
-// Every sequence with rows has at most one tile more than full ones. With segments a short one has as many thread
-// blocks as if it had one row.
+// Packed: an upper bound; each sequence that has rows has at most one partial tile. With long chunks and segments, a short
+// sequence has as many thread blocks as if it had one query row.
 int64_t DecodeSizes::query_tiles() const {
     if (short_tiles() > 0) return problem.batch * (has_segments() ? tiles_of_a_row(problem.group_size()) : short_tiles());
     const int64_t of_sequence = ceil_div(group_rows(), tile_q());
@@ -134,7 +135,7 @@ DecodeSplits choose_splits(const DecodeSizes& sizes) {
     };
     const int64_t requested = requested_split_size(sizes);
     if (requested == 0 && request.num_splits == 0 && !sizes.has_segments()) return of_bounded_length(fastest(sizes));
-    // Shorter splits, too, begin at multiples of a size that does not depend on the rest of the batch.
+    // Splits that are shorter than requested also begin at multiples of a size that does not depend on the rest of the batch.
     const int64_t split_size = std::min(requested, sizes.longest_split(1));
     if (sizes.has_segments() && has_segments_together(sizes)) return {1, 1, split_size};
     const int64_t ranges = split_size > 0         ? ceil_div(problem.cache.capacity, split_size)

@@ -16,8 +16,9 @@ inline void check(int code, const char* what) {
     throw Error(FLASH_STATUS_CUDA, std::string(what) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
 
-// Makes `device` current during the guard's life, with a current context: the caller's own if there is one, else the device's
-// primary context. If both are current already, this costs two queries. Allowed during stream capture.
+// Makes `device` current during the guard's life, and makes sure that there is a current context: the caller's own if there is
+// one, else the device's primary context. If device and context are current already, this costs two queries. Allowed during
+// stream capture.
 class DeviceGuard {
 public:
     explicit DeviceGuard(int device) {

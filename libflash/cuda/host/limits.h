@@ -10,7 +10,7 @@ namespace libflash::cuda {
 void check_sizes(const AttentionProblem& problem);
 void check_sizes(const DecodeProblem& problem);
 
-// Refuses more thread blocks than a launch can have. check_sizes() does so for tiles of 32 rows and more.
+// Refuses more thread blocks than a launch can have. check_sizes() refuses them already for tiles of 32 rows and more.
 void check_block_count(const char* argument, int64_t blocks);
 
 }  // namespace libflash::cuda

@@ -10,8 +10,8 @@
 
 namespace libflash::cuda {
 
-// Long sums of all thread blocks could need far more memory than the output. So at most this many thread blocks per
-// multiprocessor are launched at once: several waves, because multiprocessors are idle at the end of the last one.
+// The long sums of all thread blocks could need far more memory than the output. So at most this many thread blocks per
+// multiprocessor are launched at once. These are several waves, because multiprocessors are idle at the end of each launch.
 constexpr int64_t kBlocksAtOnce = 16;
 
 // An upper bound of the keys that a tile of tile_q query rows sees.
@@ -23,7 +23,7 @@ inline int64_t longest_sum(const AttentionProblem& problem, int tile_q) {
     return std::min(keys, rule.left + rule.right + tile_q);
 }
 
-// Adds the workspace of long sums to a plan that needs them, when its tiles and its launch are known.
+// Adds the workspace of long sums to a plan that needs them. Called when the tiles and the launch of the plan are known.
 inline void plan_long_sums(ForwardPlan& plan, const KernelConfig& config, const AttentionProblem& problem) {
     plan.long_sums = needs_long_sums(config, longest_sum(problem, plan.tile_q));
     if (!plan.long_sums) return;
@@ -55,7 +55,7 @@ inline BackwardParts backward_parts(const KernelConfig& config, int64_t length, 
     return parts;
 }
 
-// The launches of the dK/dV kernel, and their workspace, of a plan that has its tiles and thread blocks.
+// Adds the launches of the dK/dV kernel and their workspace. Called when the tiles and thread blocks of the plan are known.
 inline void plan_gradient_sums(BackwardPlan& plan, const KernelConfig& config, const AttentionProblem& problem,
                                int multiprocessors) {
     if (plan.dk_dv.blocks == 0) return;

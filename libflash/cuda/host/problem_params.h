@@ -131,12 +131,12 @@ inline bool loads_in_vectors(const AttentionProblem& problem) {
     return fits(problem.q, problem.head_dim) && fits(problem.k, problem.head_dim) && fits(problem.v, problem.head_dim_v);
 }
 
-// Whether the rows of decode are of any lengths, at any positions, or nodes of a tree.
+// Whether sequences may have different numbers of rows, or rows have given positions or a tree.
 inline bool has_ragged_rows(const DecodeProblem& problem) { return problem.packed() || problem.positions || problem.tree.data; }
 
 inline bool has_scales(const KvCache& cache) { return cache.k_scale.present || cache.v_scale.present; }
 
-// Whether decode needs the general instance, which takes rows of any lengths, too.
+// Whether decode needs the general instance, which also supports sequences with different numbers of rows.
 inline bool has_rare_options(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
     const bool scaled = cache.dtype == problem.dtype && has_scales(cache);
@@ -145,18 +145,19 @@ inline bool has_rare_options(const DecodeProblem& problem) {
            (scaled && has_ragged_rows(problem));
 }
 
-// Whether decode needs an instance for rows of any lengths.
+// Whether decode needs an instance for sequences with different numbers of rows.
 inline bool is_ragged(const DecodeProblem& problem) { return has_ragged_rows(problem) || has_rare_options(problem); }
 
-// Whether a kernel with the instance for invariant rows takes them by it. With other options they have the arithmetic of the
-// general instance; a call that differs in these options only is another problem.
+// Whether a kernel that has the instance for invariant rows uses it. With codes, scales, rope parts or shards of the cache, the
+// general instance computes invariant rows. Its arithmetic is different: equal bits are only required of calls that agree in
+// these options.
 inline bool has_plain_invariant_rows(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
     return problem.invariant_rows && cache.dtype == problem.dtype && !has_scales(cache) && !cache.k_rope.present &&
            problem.shard.whole();
 }
 
-// Query rows of a sequence, packed the mean: only the device knows more.
+// Query rows of a sequence; packed: the mean, because only the device knows the lengths.
 inline int64_t mean_rows(const DecodeProblem& problem) {
     if (!problem.q_rows.packed() || problem.batch == 0) return problem.seqlen_q;
     return (problem.seqlen_q + problem.batch - 1) / problem.batch;
@@ -168,7 +169,7 @@ inline int64_t padded_channels(const DecodeProblem& problem) {
     return (problem.head_dim + vector - 1) / vector * vector;
 }
 
-// Fills the sizes and the scale, which all attention kernels have.
+// Fills the sizes and the scale, which the parameters of all attention kernels have.
 template <class Params, class Problem>
 void fill_in_sizes(Params& params, const Problem& problem) {
     constexpr double kLog2e = 1.4426950408889634;
@@ -198,8 +199,8 @@ void fill_in_problem(Params& params, const AttentionProblem& problem) {
     params.mask = mask_params(problem.mask_rule);
 }
 
-// Backward and its tangent without query heads: kernels assume that a key head has query heads, so each is given one without
-// queries. It has no block lists and no slope that a kernel could read.
+// For backward and backward_tangent without query heads. The kernels assume that each key head has query heads, so each key head
+// gets one query head without query rows. It also has no block lists and no ALiBi slope, since the kernels would read them.
 template <class Params>
 void leave_out_queries(Params& params) {
     params.q_lengths = {};

@@ -16,7 +16,7 @@ const char* shard_option(const AttentionProblem& p) {
     return p.dropout_numbers.heads_total != p.heads_q ? "heads_total" : nullptr;
 }
 
-// The first result that is FLOAT32 beside 16-bit inputs, or nullptr.
+// The name of the first result that is FLOAT32 while the inputs have 16 bits, or nullptr.
 const char* wide_result(const AttentionProblem& p) {
     if (!p.backward) return is_wide(p, p.out) ? "out" : nullptr;
     if (is_wide(p, p.dq)) return "dq";
@@ -24,14 +24,15 @@ const char* wide_result(const AttentionProblem& p) {
     return is_wide(p, p.dv) ? "dv" : nullptr;
 }
 
-// Kernels compute with positions in 32 bits. Those of an array are in device memory and not checked.
+// Kernels compute with positions in 32 bits. Positions in an array are in device memory and are not checked.
 bool has_small_positions(const Positions& positions, int64_t rows, const char* name, std::string* why) {
     const int64_t last = positions.begin + (rows > 0 ? (rows - 1) * positions.step : 0);
     if (last < kUnboundedWindow && positions.step < kUnboundedWindow) return true;
     return reject(why, name, ": positions must be below 2^29 for the CUDA kernels (the last one is ", last, ")");
 }
 
-// ALiBi takes the distance of a row and a key from their numbers in the tensors.
+// Whether positions differ from the row numbers in the tensor by a constant. ALiBi needs this, because the kernels compute the
+// distance of a row and a key from their numbers in the tensors.
 bool has_shift(const Positions& positions) { return !positions.of_rows && positions.step == 1; }
 
 PositionsParams positions_params(const Positions& positions) {

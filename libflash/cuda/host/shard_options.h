@@ -1,4 +1,4 @@
-// The options of a call that has a part of a problem (a shard), and which kernels support them.
+// The options of a call on a part of a problem (a shard), and which kernels support them.
 #pragma once
 
 #include <string>
@@ -8,16 +8,16 @@
 
 namespace libflash::cuda {
 
-// Whether the problem has none of them. If it has one, writes its name to `why`, unless that is nullptr.
+// Whether the problem has no such option. If it has one, writes its name to `why`, unless `why` is nullptr.
 bool has_no_shard_options(const AttentionProblem& problem, std::string* why);
 
-// Whether the general instances of sm80 support the problem's options of this kind. If not, `why` as above.
+// Whether the general instances of sm80 support the problem's options of this kind. If not, writes the reason to `why`.
 bool supports_shard_options(const AttentionProblem& problem, std::string* why);
 
-// Whether a tensor holds floats beside the 16-bit inputs of the problem.
+// Whether a tensor has another type than the inputs of the problem: FLOAT32 with 16-bit inputs.
 bool is_wide(const AttentionProblem& problem, const TensorView& tensor);
 
-// Whether only a general instance of sm80 supports the problem's options of this kind.
+// Whether the problem has options of this kind, which only general instances of sm80 support.
 inline bool has_shard_options(const AttentionProblem& problem) { return !has_no_shard_options(problem, nullptr); }
 
 ShardParams shard_params(const AttentionProblem& problem);

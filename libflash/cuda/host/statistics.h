@@ -1,4 +1,4 @@
-// Statistics of rows, an option of forward: which kernels take the calls that want them, and their launch.
+// Statistics of rows, an option of forward: which kernels compute them, and the launch that prepares them.
 #pragma once
 
 #include <string>
@@ -13,7 +13,8 @@ inline bool wants_statistics(const AttentionProblem& p) { return p.max_logit.pre
 // Whether the largest score of each head is wanted, not of each row.
 inline bool wants_head_maxima(const AttentionProblem& p) { return p.max_logit.present && p.max_logit.ndim == 1; }
 
-// Whether the kernel is one for calls with statistics and the call wants them, or neither. If not, `why` as in problem/check.h.
+// Whether kernel and call agree: the kernel computes statistics and the call requests them, or neither. If not, writes the reason
+// to `why`.
 bool agrees_on_statistics(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 
 // The launch that sets the largest scores of the heads to -infinity.

@@ -14,7 +14,7 @@ inline bool optional_fits_vectors(const TangentProblem& problem, const TensorVie
     return !tensor.present || rows_fit_vectors(rows_params(tensor), channels, element_bytes(problem.dtype));
 }
 
-// Whether q, k, v and their tangents can be loaded so.
+// Whether q, k, v and their tangents can be loaded 16 bytes at a time.
 inline bool tangents_load_in_vectors(const TangentProblem& problem) {
     const Tangents& tangents = problem.tangents;
     return loads_in_vectors(problem) && optional_fits_vectors(problem, tangents.q, problem.head_dim) &&
@@ -22,7 +22,7 @@ inline bool tangents_load_in_vectors(const TangentProblem& problem) {
            optional_fits_vectors(problem, tangents.v, problem.head_dim_v);
 }
 
-// Whether out, dout and their tangents can be read so.
+// Whether out, dout and their tangents can be loaded 16 bytes at a time.
 inline bool outputs_load_in_vectors(const TangentProblem& problem) {
     const auto fits = [&](const TensorView& rows) { return optional_fits_vectors(problem, rows, problem.head_dim_v); };
     return fits(problem.out) && fits(problem.dout) && fits(problem.tangents.out) && fits(problem.tangents.dout);

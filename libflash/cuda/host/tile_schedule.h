@@ -21,7 +21,8 @@ inline Divisor divisor_params(int64_t divisor) {
     return {static_cast<uint32_t>(divisor), static_cast<uint32_t>(multiplier), shift - 1};
 }
 
-// A group's heads run at the same time and read their data repeatedly; it should fit the L2 cache with a margin.
+// The bytes that the heads of a group may read: they run at the same time and read their data repeatedly, so the data should stay
+// in the L2 cache.
 constexpr double kL2Bytes = 24e6;
 
 // Heads per group: as many as fit, or a slightly smaller divisor of all heads, so that groups are equal. A small last group
@@ -34,8 +35,8 @@ inline int64_t group_of_heads(int64_t all, double head_bytes) {
     return fit;
 }
 
-// The schedule for tiles of `tile` rows of one side, with `heads` heads per sequence; a head reads `head_bytes` of the other
-// side.
+// The schedule for tiles of `tile` rows of one side (queries or keys), with `heads` heads per sequence. A head reads `head_bytes`
+// bytes of the other side. `reversed`: the last tiles come first.
 inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int64_t heads, int64_t tile, double head_bytes,
                                       bool reversed) {
     ScheduleParams params{};
@@ -55,7 +56,7 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
 
 inline int64_t blocks_of(const ScheduleParams& schedule) { return int64_t{schedule.heads} * schedule.tiles; }
 
-// Bytes of keys and values that a query head reads, divided by the heads that share them.
+// Bytes of keys and values that a query head reads, divided by the number of query heads that share them.
 inline double key_bytes(const AttentionProblem& problem) {
     const int64_t row_bytes = element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v);
     return static_cast<double>(problem.k_rows.max_length) * static_cast<double>(row_bytes) /

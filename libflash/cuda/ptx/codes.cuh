@@ -9,7 +9,7 @@ namespace libflash::cuda {
 template <int kPair>
 __device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t four) {
 #if __CUDA_ARCH__ >= 900
-    uint32_t pair;  // the conversion reads either half of a register
+    uint32_t pair;  // the conversion reads the low or the high half of a register
     if (kPair == 0) {
         asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}" : "=r"(pair) : "r"(four));
     } else {
@@ -27,7 +27,8 @@ __device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t four) {
 #endif
 }
 
-// Bytes of `x` by the selectors of PRMT: the byte numbers from 0 in the nibbles of `order`; 4 to 7 are those of `y`.
+// PRMT: byte i of the result is the byte whose number is nibble i of `order`; numbers 0 to 3 are the bytes of `x`, 4 to 7 those
+// of `y`.
 __device__ __forceinline__ uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t order) { return __byte_perm(x, y, order); }
 
 // x - y.
@@ -42,12 +43,12 @@ __device__ __forceinline__ uint32_t subtract_pair(uint32_t x, uint32_t y, __nv_b
     return pair;
 }
 
-// Two codes of int8 to a pair of halves: 1024 + 128 + x has the code x + 128 in its low byte. `order`: of the bytes, where 4 is
-// the high byte of a half.
+// Two of the four int8 codes x to a pair of halves. A half with high byte 0x64 and low byte x + 128 is 1024 + 128 + x; 1152 is
+// subtracted from it. `order` selects the two codes, as in select_bytes(); number 4 is the high byte.
 __device__ __forceinline__ uint32_t halves_of_int8(uint32_t four, uint32_t order) {
     return subtract_pair(select_bytes(four ^ 0x80808080u, 0x64646464u, order), 0x64806480u, __half());
 }
-// Codes 2 * kPair and 2 * kPair + 1.
+// The same for codes 2 * kPair and 2 * kPair + 1.
 template <int kPair>
 __device__ __forceinline__ uint32_t halves_of_int8(uint32_t four) {
     return halves_of_int8(four, kPair == 0 ? 0x4140 : 0x4342);

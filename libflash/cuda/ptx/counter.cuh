@@ -1,10 +1,10 @@
-// Counters in global memory, by which thread blocks learn that others have written.
+// Counters in global memory, by which a thread block learns that other thread blocks have written their data.
 #pragma once
 
 namespace libflash::cuda {
 
-// Waits until a counter has a value. What was written before it was set to that, completed bulk additions included, is then
-// visible to the thread, also to its bulk additions.
+// Waits until a counter has the value `value`. What another thread wrote before set_count(), including its completed bulk
+// additions (tma.cuh), is then visible to this thread and to the bulk additions that this thread issues.
 __device__ __forceinline__ void wait_for_count(const int* counter, int value) {
     int x;
     do {
@@ -13,8 +13,8 @@ __device__ __forceinline__ void wait_for_count(const int* counter, int value) {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// Sets a counter, for wait_for_count(): everything that the thread wrote before comes first, its completed bulk additions
-// included.
+// Sets a counter for wait_for_count(). Everything that the thread wrote before, including its completed bulk additions, becomes
+// visible before the counter.
 __device__ __forceinline__ void set_count(int* counter, int value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }

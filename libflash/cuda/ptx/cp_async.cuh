@@ -1,4 +1,5 @@
-// Asynchronous copies from global to shared memory (sm_80), committed in groups, and plain accesses by shared address.
+// Asynchronous copies from global to shared memory (sm_80), committed in groups, and plain loads and stores by an address in
+// shared memory.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ __device__ __forceinline__ void store_shared_16(uint32_t smem_address, float a, 
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
-// Stays where it is: the compiler does not move it ahead of a wait.
+// The compiler does not move this load ahead of a wait.
 __device__ __forceinline__ float4 load_shared_16(uint32_t smem_address) {
     float4 x;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -37,7 +38,7 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t smem_address) {
     return x;
 }
 
-// Copies 16 bytes, or writes 16 zero bytes if not `valid`; then `global` is not read and may be any address.
+// Copies 16 bytes if `valid`. Otherwise writes 16 zero bytes and does not read `global`, which may then be any address.
 __device__ __forceinline__ void cp_async_16(uint32_t smem_address, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem_address), "l"(global), "r"(valid ? 16 : 0)
                  : "memory");

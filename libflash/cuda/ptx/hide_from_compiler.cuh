@@ -3,8 +3,7 @@
 
 namespace libflash::cuda {
 
-// Computations that depend on the result stay where they are; the compiler cannot hoist them out of a loop and keep their
-// results in registers.
+// The compiler cannot hoist computations that depend on the result out of a loop, where it would keep their results in registers.
 __device__ __forceinline__ int hide_from_compiler(int value) {
     asm volatile("" : "+r"(value));
     return value;

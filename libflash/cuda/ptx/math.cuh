@@ -18,8 +18,9 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// sum = sum * of_sum + x * of_x, of which the first product is rounded; then x = zero. Both stay in their registers, as
-// accumulators of wgmma must: from plain code the compiler makes copies for which it serialises the products.
+// sum = sum * of_sum + x * of_x, where the first product is rounded before the addition; then x = zero. `sum` and `x` stay in
+// their registers, as accumulators of wgmma must. From plain C++ the compiler would make copies of them, and because of the
+// copies it would wait after each wgmma.
 __device__ __forceinline__ void add_scaled_and_clear(float& sum, float& x, float of_sum, float of_x, float zero) {
     asm volatile(
         "{\n"
@@ -31,7 +32,7 @@ __device__ __forceinline__ void add_scaled_and_clear(float& sum, float& x, float
         : "+f"(sum), "+f"(x)
         : "f"(of_sum), "f"(of_x), "f"(zero));
 }
-// The same, but the result goes to x, and sum = 0 then.
+// The same, but the result goes to `x`, and then sum = 0.
 __device__ __forceinline__ void add_scaled_to_last(float& sum, float& x, float of_sum, float of_x) {
     asm volatile(
         "{\n"
@@ -85,7 +86,7 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high, __half) {
     return pair;
 }
 
-// The numbers of a pair.
+// The low and the high number of a pair.
 __device__ __forceinline__ float low_of(uint32_t pair, __nv_bfloat16) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_of(uint32_t pair, __nv_bfloat16) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float low_of(uint32_t pair, __half) {

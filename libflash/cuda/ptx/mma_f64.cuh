@@ -5,7 +5,7 @@
 //   m8n8k4    c[0..1]: (row g, cols 2t and 2t + 1)    a: (row g, k t)    b: (k t, col g)
 //   m16n8k..  c0 to c3: (row g, cols 2t and 2t + 1), (row g + 8, the same cols)
 //             a[2i], a[2i + 1]: (row g, k t + 4i), (row g + 8, k t + 4i)    b[i]: (k t + 4i, col g)
-// so the larger products are m8n8k4 of neighbouring registers.
+// so a larger product is several m8n8k4 of neighbouring registers.
 #pragma once
 
 namespace libflash::cuda {
@@ -16,7 +16,7 @@ __device__ __forceinline__ void mma_m8n8k4(double (&c)[2], double a, double b) {
                  : "d"(a), "d"(b));
 }
 
-// 4 kSteps columns of A, as products of 4.
+// The product over 4 * kSteps columns of A, as products over four columns.
 template <int kSteps>
 __device__ __forceinline__ void mma_m16n8_in_parts(double& c0, double& c1, double& c2, double& c3, const double (&a)[2 * kSteps],
                                                    const double (&b)[kSteps]) {

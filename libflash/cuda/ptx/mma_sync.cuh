@@ -11,8 +11,8 @@
 // tf32, one value each:
 //   a[0..3]: (row g, k t), (row g + 8, k t), (row g, k t + 4), (row g + 8, k t + 4)
 //   b0, b1:  (k t, col g), (k t + 4, col g)
-// ldmatrix loads these too, with one value in four bytes of a row. tf32 is a float whose last 13 bits are ignored. The adders
-// truncate below the last bit of the sum (observed on sm_90), so long sums come out too small.
+// ldmatrix loads these fragments too: it moves four bytes of a row, which are one value. tf32 is a float whose last 13 bits are
+// ignored. The accumulation truncates instead of rounding to nearest (observed on sm_90), so long sums are too small.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -57,7 +57,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t sme
 }
 
 // Writes the four 8x8 matrices of an A fragment or of two accumulator blocks; lanes 8i to 8i + 7 give the addresses of the rows
-// of matrix i. Code for older architectures than sm_90 does not have it, so that a call there does not compile.
+// of matrix i. It is not declared for architectures older than sm_90, so that a call there does not compile.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void stmatrix_x4(uint32_t smem_address, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address), "r"(r[0]), "r"(r[1]),

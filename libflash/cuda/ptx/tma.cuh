@@ -1,6 +1,6 @@
-// TMA of sm_90: copies between global and shared memory, of boxes of a tensor of four dimensions, described by a tensor map, or
-// of consecutive bytes; and additions to global memory. One thread issues a copy. Elements outside the tensor are read as zeros
-// and not written. Coordinates count elements, innermost first, and are not negative.
+// TMA of sm_90: copies between global and shared memory, and additions to global memory. A copy moves consecutive bytes, or a box
+// of a four-dimensional tensor that a tensor map describes. One thread issues a copy. Elements outside the tensor are read as
+// zeros and not written. Coordinates count elements, innermost dimension first, and are not negative.
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +16,7 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// `barrier` receives the bytes of the whole box, also those outside the tensor.
+// `barrier` counts the bytes of the whole box, including elements outside the tensor.
 __device__ __forceinline__ void tma_load(uint32_t smem_address, const CUtensorMap& map, const MBarrier& barrier, int c0, int c1,
                                          int c2, int c3) {
     asm volatile(
@@ -40,8 +40,8 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap& map, int c0, int
                  : "memory");
 }
 
-// Stores a box. All threads that wrote it call fence_shared_for_async() and pass a barrier before. The innermost dimension is
-// written in 16-byte units: up to 14 bytes after the end of a row are written as well.
+// Stores a box. Before this, all threads that wrote the box to shared memory call fence_shared_for_async() and pass a barrier.
+// The innermost dimension is written in 16-byte units: up to 14 bytes after the end of a row are written as well.
 __device__ __forceinline__ void tma_store(uint32_t smem_address, const CUtensorMap& map, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                  "r"(smem_address), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
@@ -63,7 +63,8 @@ template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// Waits until at most `kPending` of its groups are incomplete; the writes of the others are visible to this thread.
+// Waits until at most `kPending` of this thread's groups are incomplete; the writes of its other groups are visible to this
+// thread.
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");

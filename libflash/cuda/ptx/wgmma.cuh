@@ -1,15 +1,15 @@
 // Matrix products of a warpgroup on sm_90a (wgmma): d (64 x kN, in registers) += a b, 16 columns of `a` at a time. `b` is in
-// shared memory, `a` in shared memory or registers; descriptors (tile/swizzled_tile.cuh) give the shared memory operands. All
-// four warps of a warpgroup execute them together.
+// shared memory, `a` in shared memory or registers. Descriptors (tile/swizzled_tile.cuh) describe operands in shared memory. All
+// four warps of a warpgroup execute a product together.
 //
 // Registers, for warp w of the warpgroup and lane = 4 * g + t:
 //   d[i]:  row 16 w + g + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 t + i % 2
 //   a[..]: as in mma_sync.cuh, for rows 16 w to 16 w + 15, so sixteen neighbouring columns of d, converted pairwise, form a
 //   fragment of `a`.
 //
-// The products are asynchronous. wgmma_fence() is needed before the first one that uses registers which other instructions have
-// written; wgmma_commit() closes a group; d and `a` may be accessed again after wgmma_wait(), and wgmma_fence_operand() keeps
-// the compiler from moving reads of d before it.
+// The products are asynchronous. wgmma_fence() is needed before the first product that uses registers which other instructions
+// have written. wgmma_commit() closes a group. `d` and `a` may be accessed again after wgmma_wait(); wgmma_fence_operand() keeps
+// the compiler from moving reads of `d` before the wait.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,15 +26,16 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Called after the wait: the compiler cannot move a read of d before it.
+// Called after the wait, so that the compiler does not move a read of `d` before the wait.
 template <int kCount>
 __device__ __forceinline__ void wgmma_fence_operand(float (&d)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// multiply_shared: `a` in shared memory, stored row by row, or column by column with kTransposedA. multiply: `a` in registers.
-// Both: b[n][k] with contiguous k, or b[k][n] with contiguous n for kTransposedB. Without `accumulate`: d = a b.
+// multiply_shared: `a` is in shared memory, stored row by row, or column by column with kTransposedA. multiply: `a` is in
+// registers. Both: `b` is b[n][k] with contiguous k, or with kTransposedB b[k][n] with contiguous n. Without `accumulate`: d = a
+// b.
 template <class T, int kN>
 struct Wgmma;
 
