@@ -291,7 +291,7 @@ typedef struct flash_attention_options_t {
     /* What dropout counts as batch and head, for a call with some of the sequences or heads. */
     const flash_tensor_t *sequence_numbers; /* INT32 (B): the number of each sequence; NULL: 0, 1, ... */
     int64_t head_begin;                     /* number of query head 0 among heads_total */
-    int64_t heads_total;                    /* 0: Hq, and head_begin is 0 */
+    int64_t heads_total;                    /* below 2^40; 0: Hq, and head_begin is 0 */
 
     /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. For backward and for tangents; see sections 6
      * and 14. */
@@ -638,7 +638,7 @@ FLASH_API flash_status_t flash_block_mask_compress(const flash_tensor_t *block_m
  * 10  EXPLAIN
  *
  * Text for people: which kernel, tile, splits and workspace the call would use, and why it would not use the other kernels. Reads
- * no tensor data and needs no outputs. Writes at most `capacity` bytes to `text`, including the final 0; `text` may be NULL if
+ * no tensor data and needs no outputs: out, dq, dk and dv have the type of q (FLOAT32 gradients with FLASH_FLAG_ADD). Writes at most `capacity` bytes to `text`, including the final 0; `text` may be NULL if
  * `capacity` is 0. If `needed` is not NULL, it gets the number of bytes of the whole text, including the final 0. An unsupported
  * call is explained too (status OK); an invalid one is refused like the call itself. */
 FLASH_API flash_status_t flash_attention_forward_explain(const flash_tensor_t *q, const flash_tensor_t *k,

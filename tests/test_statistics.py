@@ -150,6 +150,15 @@ def test_explain_names_them() -> None:
     q = np.zeros((1, 3, 2, 8), np.float32)
     text = libflash.explain(q, q, q)
     assert "max_logit" not in text
+    assert "entropy" not in text
+    largest, entropy = np.full(2, 5, np.float32), np.full((1, 2, 3), 5, np.float32)
+    text = libflash.explain(q, q, q, max_logit=largest, entropy=entropy)
+    assert "max_logit of heads" in text
+    assert "entropy" in text
+    assert (largest == 5).all()
+    assert (entropy == 5).all()
+    with pytest.raises(libflash.InvalidError, match="max_logit"):
+        libflash.explain(q, q, q, max_logit=largest[:1])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch at its first dual level

@@ -42,8 +42,9 @@ struct DropoutMask {
           columns(positions.columns) {}
 
     static uint32_t head_number(const DropoutNumbers& numbers, int64_t batch, int64_t query_head) {
-        const int64_t sequence = numbers.sequences ? numbers.sequences[batch] : batch;
-        return static_cast<uint32_t>(sequence * numbers.heads_total + numbers.head_begin + query_head);
+        const auto sequence = static_cast<uint64_t>(numbers.sequences ? numbers.sequences[batch] : batch);
+        return static_cast<uint32_t>(sequence * static_cast<uint64_t>(numbers.heads_total) +
+                                     static_cast<uint64_t>(numbers.head_begin + query_head));
     }
 
     // 0 if dropped, else `kept`.

@@ -231,6 +231,9 @@ void build_cache(DecodeProblem& p, const DecodeTensors& tensors) {
     p.default_seqlen = p.k_new.present ? 0 : p.cache.capacity;
     if (!p.shard.whole() && !p.cache_seqlens && !p.k_new.present)
         invalid("cache_seqlens", "is required with shard_count: the cache does not tell the lengths of the sequences", "NULL");
+    int64_t keys_of_all = 0;
+    if (__builtin_mul_overflow(p.cache.capacity, p.shard.count, &keys_of_all) || keys_of_all >= int64_t{1} << 40)
+        invalid("shard_count", "times the capacity of the cache must be below 2^40", p.shard.count, " x ", p.cache.capacity);
 }
 
 // The scales of a view of k_cache are those of k_cache, unless v_scale is given.

@@ -32,6 +32,8 @@ Positions read_positions(int64_t begin, int64_t step, const PositionNames& names
 void read_dropout_numbers(DropoutNumbers& numbers, const flash_attention_options_t& options) {
     if (options.head_begin < 0) invalid("head_begin", "must not be negative", options.head_begin);
     if (options.heads_total < 0) invalid("heads_total", "must be positive, or 0 if the call has all heads", options.heads_total);
+    if (options.heads_total >= kPositionLimit) invalid("heads_total", "must be below 2^40", options.heads_total);
+    if (options.head_begin >= kPositionLimit) invalid("head_begin", "must be below 2^40", options.head_begin);
     if (options.head_begin != 0 && options.heads_total == 0) invalid("head_begin", "needs heads_total", options.head_begin);
     numbers.head_begin = options.head_begin;
     numbers.heads_total = options.heads_total;

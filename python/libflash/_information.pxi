@@ -63,8 +63,9 @@ def explain(q, k, v, /, *, op="forward", **options):
             to_bshd(&tv, axes)
             if op == "backward":
                 options_of_backward(&call, &extras, &attention, o)
-            elif flag(o["resume"], "resume"):
-                attention.flags |= FLASH_FLAG_CONTINUE
+            else:
+                options_of_forward(&call, &extras, &attention, o)
+        refuse_other_types(&call, o, op, &tq)
         buffer = bytearray(4096)
         while True:
             if op == "decode":
@@ -81,6 +82,14 @@ def explain(q, k, v, /, *, op="forward", **options):
     return python_names(buffer[:max(0, <Py_ssize_t>needed - 1)].decode("utf-8", "replace"))
 
 
+cdef int options_of_forward(Call *call, Extras *extras, flash_attention_options_t *made, dict o) except -1:
+    if flag(o["resume"], "resume"):
+        made.flags |= FLASH_FLAG_CONTINUE
+    made.max_logit = extra(call, extras, o["max_logit"], "max_logit", WRITE)
+    made.entropy = extra(call, extras, o["entropy"], "entropy", WRITE)
+    return 0
+
+
 cdef int options_of_backward(Call *call, Extras *extras, flash_attention_options_t *made, dict o) except -1:
     if flag(o["deterministic"], "deterministic"):
         made.flags |= FLASH_FLAG_DETERMINISTIC
@@ -88,6 +97,22 @@ cdef int options_of_backward(Call *call, Extras *extras, flash_attention_options
         made.flags |= FLASH_FLAG_ADD
     made.dlse = extra(call, extras, o["dlse"], "dlse")
     made.delta = extra(call, extras, o["delta"], "delta")
+    made.dbias = extra(call, extras, o["dbias"], "dbias", WRITE)
+    made.dsink = extra(call, extras, o["dsink"], "dsink", WRITE)
+    return 0
+
+
+cdef int refuse_other_types(Call *call, dict o, str op, const flash_tensor_t *q) except -1:
+    """Refuse outputs for which the library may choose another kernel than for those that it describes: the ones that the call
+    allocates."""
+    cdef flash_tensor_t given
+    if (op == "backward" and o["add"]) or (op == "decode" and o["shard"] is not NO_SHARD):
+        return 0  # these outputs are float32 in any case
+    for name in ("dq", "dk", "dv") if op == "backward" else ("out",):
+        if o[name] is not None:
+            borrow(call, o[name], name, &given, WRITE)
+            if given.dtype != q.dtype:
+                raise UnsupportedError(f"{name} has another type than q; explain() describes calls whose {name} has that type")
     return 0
 
 

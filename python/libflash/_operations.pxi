@@ -343,7 +343,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         elif lse_wanted:
             lse_array = new_lse(&call, source, q, &tq, &tlse)
             lse_or_null = &tlse
-        small = is_small(&tq, &tk, &tv, options.block_table.shape[1] if options.block_table != NULL else 1)
+        small = is_small(&tq, &tk, &tv, options.block_table.shape[1]
+                         if options.block_table != NULL and options.block_table.ndim == 2 else 1)
         options.num_threads = num_threads_for(source, &tq, small)
         on = call.stream
         scratch = kept_workspace(&call, &size) if small else NULL

@@ -122,6 +122,11 @@ NUMBERS = [
         "heads-total-negative", BOTH, with_options(heads_total=-1),
         "heads_total", "must be positive, or 0 if the call has all heads", "-1",
     ),
+    Bad("heads-total-large", BOTH, with_options(heads_total=1 << 40), "heads_total", "must be below 2^40", "1099511627776"),
+    Bad(
+        "head-begin-large", BOTH, with_options(head_begin=(1 << 63) - 1, heads_total=5),
+        "head_begin", "must be below 2^40", "9223372036854775807",
+    ),
     Bad("head-begin-alone", BOTH, with_options(head_begin=2), "head_begin", "needs heads_total", "2"),
     Bad(
         "heads-total-few", BOTH, with_options(head_begin=2, heads_total=5),

@@ -70,6 +70,7 @@ struct Decode {
     static constexpr bool kConvertsInRegisters = kCodes && !kSharesKeys && !kHasRareOptions;
     static constexpr int kParts = decode_parts(kHeadDim);  // warps with the same rows and keys
     static_assert(kParts == 1 || (kRows == DecodeRows::general && !kSharesKeys), "the instances of wide heads");
+    static_assert(kParts == 1 || kWarps == 1, "warps without keys would leave before the barriers of warps with the same keys");
     static_assert(!kFewRows || kConvertsInRegisters);
     using Products = std::conditional_t<kFewRows, DecodeFewRows<T, kHeadDim>, DecodeProducts<T, kHeadDim, kValueDim, kParts>>;
     static constexpr bool kHasFewRows = kFewRows;

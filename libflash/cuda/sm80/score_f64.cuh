@@ -66,7 +66,6 @@ struct DoubleScore {
     TileCoordinates work;
     double slope;     // of ALiBi
     int alibi_shift;  // the key at ALiBi distance 0 of row 0
-    uint32_t batch_head;
 
     __device__ __forceinline__ DoubleScore(const Params& p, const TileCoordinates& tile, int shift)
         : params(p), work(tile), alibi_shift(shift) {
