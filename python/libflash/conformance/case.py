@@ -60,7 +60,7 @@ class Case(ScoreNumbers):
     used_k: tuple[int, ...] | None = None
     slack_rows: int = 0  # packed: rows after the last sequence
     dlse: bool = False
-    positions: str | None = None  # given as "begin": one number; "begins": one per sequence; "rows": one per row; likewise of keys
+    positions: str | None = None  # how rows and keys have them: "begin": one number; "begins": one per sequence; "rows": one each
     part_of_dropout: bool = False  # give sequence_numbers, head_begin and heads_total
     poison: str | None = None  # where NaN or inf is: see `poisoned`
 
