@@ -110,8 +110,8 @@ struct GradientTangentStep {
         }
         const Vec<A> excess = dp - row.delta, ds = p * excess;
         const Vec<A> tds = p * below * excess + p * (tdp - row.tdelta);
-        const auto shown = [&](Vec<A> x)
-                               __attribute__((always_inline)) { return hidden ? Vec<A>{} : x; };  // x of a hidden key may be NaN
+        // x of a hidden key may be NaN.
+        const auto shown = [&](Vec<A> x) __attribute__((always_inline)) { return hidden ? Vec<A>{} : x; };
         return {{p_kept, shown(slope * ds)}, {shown(p_kept * below), shown(slope_tangent * ds + slope * tds)}, shown(tds)};
     }
 };
