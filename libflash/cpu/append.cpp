@@ -33,7 +33,8 @@ struct Rotary {
     }
 };
 
-// Rotates a row by the angles of `position` and rounds it to its type. from and to may be the same row.
+// Copies a row of `channels` channels. The channels of the rotary embedding are rotated by the angles of `position` and rounded
+// to T. `from` and `to` may be the same row.
 template <class T>
 void rotate_row(const Rotary& rotary, const T* from, int64_t channels, int64_t position, T* to) {
     double row[kMostDecodeChannels];
@@ -52,14 +53,14 @@ void rotate_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h,
     rotate_row(Rotary(problem), from, problem.head_dim, position, to);
 }
 
-// One new row: where it is in the tensors of new rows and in the cache, and its position.
+// One new row: its index in the tensors of new rows, its place in the cache, and its position for the rotary embedding.
 struct NewRow {
     int64_t batch, row;
     CachedRow at;
     int64_t position;
 };
 
-// Writes the key and value of one head of a new row to the cache. Problem: of decode or of a write by slots.
+// Writes the key and value of one head of a new row to the cache. Problem: DecodeProblem or CacheWriteProblem.
 template <class T, class C, class Problem>
 void write_row(const Problem& problem, const NewRow& row, int64_t h) {
     const auto from = [&](const TensorView& rows) {
@@ -81,7 +82,7 @@ void write_row(const Problem& problem, const NewRow& row, int64_t h) {
     for (int64_t c = 0; c < cache.rope_dim(); ++c) rope_to[c] = rope[c];
 }
 
-// Calls body(T*, C*) with the types of the new rows and of the cache.
+// Calls body with null pointers of T, the type of the new rows, and of C, the type of the cache.
 template <class Body>
 void with_row_types(DType rows, DType cache, const Body& body) {
     with_type(rows, [&](auto* type) {

@@ -9,12 +9,12 @@
 
 namespace libflash::cpu {
 
-// Where a key is stored: the cache entry or page, and the row of it.
+// Where a key is stored: the cache entry or page, and the row in that entry or page.
 struct CachedRow {
     int64_t block, row;
 };
 
-// Of key j of sequence b. Contiguous cache: row j of the sequence's entry. Paged cache: through the block table.
+// Where key j of sequence b is stored. Contiguous cache: row j of the sequence's entry. Paged cache: through the block table.
 inline CachedRow cached_row(const KvCache& cache, int64_t b, int64_t j) {
     if (!cache.paged()) return {cache.batch_idx ? cache.batch_idx[b] : b, j};
     const int64_t column = j / cache.page_size;
@@ -27,7 +27,7 @@ inline int64_t offset_of(const TensorView& tensor, CachedRow at, int64_t head) {
     return at.block * tensor.stride[0] + at.row * tensor.stride[1] + head * tensor.stride[2];
 }
 
-// The first scale of a row of one head; nullptr without scales.
+// Address of the scale of the first channel group, for one row and head; nullptr without scales.
 inline float* scales_of(const CacheScale& scale, int64_t b, CachedRow at, int64_t head) {
     if (!scale.present) return nullptr;
     return scale.data + b * scale.batch_stride + at.block * scale.block_stride + at.row * scale.row_stride +
@@ -41,7 +41,8 @@ void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, d
 // head_dim), where rows count over all sequences (Sequences::before).
 void rotate_queries(const DecodeProblem& problem, void* rotated, int threads);
 
-// Writes k_new and v_new after the cached keys, converted to the type of the cache. Does nothing without new keys.
+// Writes k_new and v_new after the cached keys, converted to the type of the cache. Keys that the call's shard of the cache does
+// not have are not written. Does nothing without new keys.
 void append_new_keys(const DecodeProblem& problem, int threads);
 
 }  // namespace libflash::cpu

@@ -102,7 +102,8 @@ constexpr float kLargestCode<e5m2> = 57344;
 
 inline double clamped(double value, double largest) { return value > largest ? largest : value < -largest ? -largest : value; }
 
-// Round to nearest, ties to even; saturate, infinities too. NaN stays NaN; int8 has none and gets 0.
+// These round to nearest, ties to even. Values beyond the largest finite value, infinities too, become the largest finite value.
+// NaN stays NaN; int8 has no NaN and gets 0.
 inline void store(e5m2& to, double value) { to.bits = static_cast<uint8_t>(narrow<5, 2>(clamped(value, kLargestCode<e5m2>))); }
 inline void store(e4m3& to, double value) {
     to.bits = value != value ? 0x7f : static_cast<uint8_t>(narrow<4, 3, 8>(clamped(value, kLargestCode<e4m3>)));

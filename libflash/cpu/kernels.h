@@ -46,10 +46,10 @@ struct Kernels {
     void (*backward_tangent)(const TangentProblem&, const Plan&, void* workspace);
 };
 
-// In order of preference, the scalar reference last. `count` receives the length.
+// All kernels of this build in order of preference, the scalar reference last. `count` receives their number.
 const Kernels* const* all_kernels(int* count);
 
-// The first usable one; the scalar reference only if there is no other.
+// The first kernels of that list that this processor can run.
 const Kernels& best_kernels();
 
 void merge(const MergeProblem&);

@@ -26,11 +26,11 @@ inline PhiloxWords philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3
     return {{c0, c1, c2, c3}};
 }
 
-// The dropout mask of one head of one sequence. Rows and columns are numbers in the tensors; `rows` and `columns` have
-// their positions.
+// The dropout mask of one head of one sequence. factor() takes the indices of a row and a key in the call; `rows` and `columns`
+// convert them to positions, on which the random words depend.
 struct DropoutMask {
     uint32_t key0, key1, head, offset;
-    uint64_t threshold;  // up to 2^32
+    uint64_t threshold;  // floor(p * 2^32): smaller random words drop an element
     double kept;         // factor of kept probabilities, 1 / (1 - p)
     RowNumbers rows, columns;
 

@@ -8,7 +8,7 @@
 namespace libflash::cpu {
 namespace {
 
-// Strictly increasing numbers: begin + i * step, or those of an array.
+// The positions of rows or of keys, strictly increasing: begin + i * step, or the elements of an array.
 struct RowNumbers {
     int64_t begin = 0, step = 1;
     const int32_t* of_rows = nullptr;
@@ -39,11 +39,12 @@ inline RowNumbers numbers_of(const Positions& given, const Sequences& sequences,
     return {given.begins ? given.begins[batch] : given.begin, given.step, nullptr};
 }
 
-// Rows and keys of one sequence. Without FLASH_FLAG_POSITIONS dropout counts rows from 0, the mask rule from its alignment, and
-// ALiBi always from the bottom right.
+// The positions of the rows and keys of one sequence. Without FLASH_FLAG_POSITIONS keys are numbered from 0, and the number of a
+// row depends on the option: dropout counts from 0; the mask rule adds mask_shift, which is 0 for an alignment at the top left;
+// ALiBi adds alibi_shift, which always aligns the last row with the last key.
 struct SequencePositions {
     RowNumbers rows, columns;
-    int64_t mask_shift = 0, alibi_shift = 0;  // added to the number of a row
+    int64_t mask_shift = 0, alibi_shift = 0;  // added to the number of a row; 0 with FLASH_FLAG_POSITIONS
     int64_t first_column = 0;                 // position of the first key
 
     SequencePositions(const AttentionProblem& p, int64_t batch) {

@@ -1,5 +1,5 @@
-// Conversion of a new row to the type of a KV cache: divided by its scale, rounded to nearest even, saturated. Scales that belong
-// to rows are computed here and written.
+// Conversion of a new row to the type of a KV cache: values are divided by the scale, rounded to nearest, ties to even, and
+// limited to the largest finite code. If every row has scales of its own, they are computed and written here.
 #pragma once
 
 #include <type_traits>
@@ -29,7 +29,7 @@ float scale_for(const T* from, int64_t channels) {
     return largest / kLargestCode<C>;
 }
 
-// `scales`: that of the first group, or nullptr without scales.
+// Writes a row of `channels` values. `scales`: address of the scale of the first channel group, or nullptr without scales.
 template <class T, class C>
 void write_cached(const T* from, int64_t channels, const CacheScale& scale, float* scales, C* to) {
     if (std::is_same_v<T, C> && !scales) {

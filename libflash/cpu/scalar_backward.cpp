@@ -1,4 +1,5 @@
-// The gradients by their definition. Each sum recomputes the probabilities it needs.
+// The gradients by their definition. Each sum recomputes the probabilities that it needs. keep_ij is the dropout factor, 0 or
+// 1 / (1 - p); slope_ij is the derivative of the softcap.
 //
 //     p_ij = exp(s_ij - lse_i)     delta_i = dout_i . out_i - dlse_i
 //     ds_ij = p_ij (keep_ij dout_i . v_j - delta_i)
@@ -101,7 +102,7 @@ void compute_dsink(const AttentionProblem& problem) {
     }
 }
 
-// Rows without a visible key have delta 0, so that a later call may add up what it reads.
+// Rows without a visible key get delta 0.
 template <class T>
 void write_delta(const GradientHead<T>& head) {
     for (int64_t i = 0; i < head.problem.q_rows.owned(head.batch); ++i)

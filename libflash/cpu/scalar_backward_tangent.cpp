@@ -1,4 +1,5 @@
-// The tangents of the gradients by their definition. Each sum recomputes the probabilities it needs.
+// The tangents of the gradients by their definition. Each sum recomputes the probabilities that it needs. A name with the prefix
+// t is a tangent; mu is the tangent of LSE; keep_ij is the dropout factor; slope_ij is the derivative of the softcap.
 //
 //     dp_ij = keep_ij dout_i . v_j     tdp_ij = keep_ij (tdout_i . v_j + dout_i . tv_j)
 //     ds_ij = p_ij (dp_ij - delta_i)     tds_ij = p_ij (ts_ij - mu_i) (dp_ij - delta_i) + p_ij (tdp_ij - tdelta_i)

@@ -7,7 +7,8 @@
 namespace libflash::cpu {
 namespace {
 
-// The result for earlier keys of a row, which FLASH_FLAG_CONTINUE takes in as one more key of score lse and value out.
+// The result of an earlier call for other keys of a row. With FLASH_FLAG_CONTINUE it counts as one more key, whose score is lse
+// and whose value is out.
 struct EarlierRow {
     double lse = kMinusInfinity;
     const double* out = nullptr;
@@ -34,7 +35,7 @@ SoftmaxRow softmax_row(const ScalarHead<T>& head, int64_t i, const EarlierRow& e
     return row;
 }
 
-// The largest score of a row, -infinity without a key, NaN where lse is.
+// The largest score of a row; -infinity without a visible key, NaN if the LSE is NaN.
 template <class T>
 double max_logit(const ScalarHead<T>& head, int64_t i, const SoftmaxRow& row) {
     double largest = kMinusInfinity;
@@ -43,7 +44,7 @@ double max_logit(const ScalarHead<T>& head, int64_t i, const SoftmaxRow& row) {
     return std::isnan(row.lse()) ? row.lse() : largest;
 }
 
-// -sum p log(p), sink included.
+// The entropy of a row, -sum p log(p), with the probability of the sink.
 template <class T>
 double entropy(const ScalarHead<T>& head, int64_t i, const SoftmaxRow& row) {
     if (row.empty()) return 0;
@@ -58,7 +59,7 @@ double entropy(const ScalarHead<T>& head, int64_t i, const SoftmaxRow& row) {
     return sum;
 }
 
-// Row and head statistics. Row i of `rows` is that of the problem's i-th row.
+// The statistics of one head of one sequence. `of_head`: max_logit is one number per head; else `rows` is max_logit of each row.
 template <class T>
 struct ScalarStatistics {
     const ScalarHead<T>& head;

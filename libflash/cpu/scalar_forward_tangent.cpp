@@ -1,4 +1,5 @@
-// The tangent of forward by its definition. Each sum recomputes the probabilities it needs.
+// The tangent of forward by its definition. Each sum recomputes the probabilities that it needs. A name with the prefix t is a
+// tangent; mu is the tangent of LSE; keep_ij is the dropout factor.
 //
 //     mu_i = sum_j p_ij ts_ij + p_sink tsink     tout_i = sum_j keep_ij p_ij ((ts_ij - mu_i) v_j + tv_j)
 //     delta_i = dout_i . out_i - dlse_i     tdelta_i = tdout_i . out_i + dout_i . tout_i - tdlse_i

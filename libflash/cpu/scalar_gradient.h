@@ -6,7 +6,7 @@
 namespace libflash::cpu {
 namespace {
 
-// exp(score - lse) of a row with a visible key. The exact difference is at most 0; the clamp removes rounding of lse.
+// exp(score - lse) of a row with a visible key. The exact difference is at most 0; because lse is rounded, it may be above 0.
 inline double probability(double score, double lse) {
     const double difference = score - lse;
     return std::exp(difference > 0 ? 0.0 : difference);
@@ -53,8 +53,8 @@ struct Range {
     int64_t begin, end;
 };
 
-// The positions of a dimension that share element `index` of a tensor with `size` elements there: all if the tensor is broadcast
-// along it.
+// The indices in [0, extent) along one dimension of the scores that belong to element `index` of a tensor with `size` elements in
+// that dimension: all indices if the tensor is broadcast along it (size 1).
 inline Range sharing(int64_t index, int64_t size, int64_t extent) {
     if (size == 1) return {0, extent};
     return {index, index < extent ? index + 1 : index};

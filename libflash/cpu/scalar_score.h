@@ -98,7 +98,7 @@ double dot(const A* a, const B* b, int64_t n) {
 
 struct Score {
     double value;
-    double slope;  // 1 without softcap
+    double slope;  // derivative of the softcap; 1 without softcap
 };
 
 inline Score softcapped(double z, double softcap) {
@@ -107,7 +107,8 @@ inline Score softcapped(double z, double softcap) {
     return {softcap * tanh_value, 1.0 - tanh_value * tanh_value};
 }
 
-// The score, without bias, of a query row and a key with the given dot product. `distance`: of the key from the ALiBi diagonal.
+// The score, without bias, of a query row and a key with the given dot product. `distance`: the row's position minus that of the
+// key, as ALiBi counts them.
 inline Score score_of(const ScoreOptions& options, double product, double alibi_slope, int64_t distance) {
     Score s = softcapped(options.softmax_scale * product, options.softcap);
     if (options.alibi_slopes.present) s.value -= alibi_slope * static_cast<double>(std::abs(distance));

@@ -113,8 +113,8 @@ void Pool::add(Job& job) {
     wake(job.wanted_);
 }
 
-// Starts the threads that the jobs of the list lack: one that sleeps or starts is enough for each that they want. The total is
-// at most the number of processors, or `wanted`, of the newest job, if that is larger.
+// Starts as many threads as the jobs in the list still want, minus the threads that sleep or are being started. The pool has at
+// most as many threads as there are processors, or `wanted` threads if the newest job wants more than that.
 void Pool::grow(int wanted) {
     const int most = wanted > processors ? wanted : processors;
     int missing = -idle - starting;

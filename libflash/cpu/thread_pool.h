@@ -23,8 +23,8 @@ public:
     // come, or none.
     Job(int count, void (*run)(void* context, int number), void* context);
 
-    // Closes the job to further threads and waits until those that joined are done, at most `milliseconds` unless that is 0.
-    // Returns whether they are done.
+    // Lets no further thread join the job and waits until the threads that joined are done: at most `milliseconds`, or without a
+    // limit if that is 0. Returns whether they are done.
     bool finish(int milliseconds);
 
     // True in a child process that was forked while the job ran: its threads do not exist there, and their work is incomplete.
@@ -40,8 +40,8 @@ private:
     void (*run_)(void*, int);
     void* context_;
     Pool* pool_;
-    int wanted_, joined_ = 0, active_ = 0;
-    Job* next_ = nullptr;  // in the pool's list of jobs
+    int wanted_, joined_ = 0, active_ = 0;  // threads that may still join; that have joined; that have joined and are not done
+    Job* next_ = nullptr;                   // in the pool's list of jobs
     Affinity affinity_;
     std::fenv_t fenv_;
 };

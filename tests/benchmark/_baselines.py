@@ -40,7 +40,7 @@ class NoCompiler(Exception):
 
 
 def compile_command(nvcc: str, arch: str, source: str, dtype: str) -> list[str]:
-    """Without the option for the kind of output and its path."""
+    """The compiler's command, without the options for the kind of output and its path."""
     number = arch.removeprefix("sm_")
     options = ["-std=c++17", "-O3", f"-gencode=arch=compute_{number},code={arch}", "-Xcompiler=-fPIC", f"-DBASELINE_TYPE={dtype}"]
     return [nvcc, *options, f"-I{ROOT / 'libflash'}", f"-I{FOLDER}", str(FOLDER / source)]

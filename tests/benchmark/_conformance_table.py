@@ -85,7 +85,7 @@ def failing(run: dict) -> str:
 
 
 def kind_of(failure: dict) -> str:
-    """A check without the values that it ran with; a case by its group."""
+    """The name of a check without the values that it ran with; for a case, the name of its group."""
     if failure["group"] == "bad input":
         return failure["name"].rpartition(" (")[0]
     word = failure["name"].partition("-")[0]

@@ -33,7 +33,7 @@ Workspace = Callable[[str, int, int, tuple[int, int], bool], int]
 
 
 def no_workspace(*call: Any) -> int:
-    """Of the CPU, which is not PyTorch's."""
+    """The workspace of calls on the CPU, which PyTorch's allocator does not have."""
     del call
     return 0
 
@@ -76,7 +76,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a rank."""
+    """Tokens and heads of a rank. `element`: bytes of a number."""
 
     tokens: int
     heads_q: int
@@ -114,7 +114,7 @@ class SumOfTerms:
             self.terms = []
 
     def finish(self) -> None:
-        """Gives a term, or the total in the type of a term."""
+        """At the end one term is held, or the total in the type of the terms."""
         if self.total and self.wide > 1:
             self.held.take(self.size * self.row)
             self.held.give(self.size * self.row * self.wide)
@@ -205,7 +205,9 @@ class Schedule:
     # -- backward
 
     def gradients(self, parts: tuple[Part, ...], columns_of_others: bool = True) -> tuple[int, int]:
-        """Of the keys of another rank, or of all: the rows of dq, and the keys of dk and dv that are held."""
+        """The gradients for the keys of another rank, or of all ranks. Returns the rows of dq, and the number of keys whose dk
+        and dv are held.
+        """
         used = keys_used(parts)
         if self.symmetric and len(parts) == 1 and columns_of_others:
             rows = parts[0].rows.stop - parts[0].rows.start
@@ -226,7 +228,7 @@ class Schedule:
         return rows, used
 
     def own(self, halves: slice) -> None:
-        """Of a half of the heads."""
+        """Backward with the rank's own keys, for a half of the heads."""
         group = self.shape.heads_q // self.shape.heads_k
         keys = len(range(self.shape.heads_k)[halves])
         if keys:
@@ -291,8 +293,8 @@ class Schedule:
 
 
 def exchange(held: Held, size: int, repeated: int = 0, summed: int = 0) -> None:
-    """Of a tensor of `size` bytes, for one of the same size. `repeated`: of a copy with repeated heads, which is sent; `summed`:
-    of the sum over repeated heads, which is kept instead.
+    """An exchange of a tensor of `size` bytes for one of the same size. `repeated`: bytes of a copy with repeated heads, which is
+    sent; `summed`: bytes of the sum over repeated heads, which is kept instead.
     """
     held.take(repeated + 2 * size)  # sent and received
     held.give(size)
@@ -311,7 +313,9 @@ def peak(
     scheme: str, shape: Shape, mesh: tuple[int, ...], causal: bool, backward: bool, rank: int, order: str = "zigzag",
     workspace: Workspace = no_workspace, symmetric: bool = False,
 ) -> int:  # fmt: skip
-    """Of forward without gradients, or of forward and backward. `symmetric`: whether keys travel through symmetric memory."""
+    """The peak of forward without gradients, or of forward and backward. `symmetric`: whether keys travel through symmetric
+    memory.
+    """
     held, ranks = Held(), ranks_of(scheme, mesh, rank)
     layout = Layout(order, shape.tokens * ranks.size, ranks.size)
     share, rows = ranks.heads.size, shape.rows()
@@ -334,7 +338,7 @@ def peak(
         return held.peak
     if exchanged:
         exchange(held, n * rows.out)
-        exchange(held, n * rows.lse, repeated=n * rows.lse)  # of zeros
+        exchange(held, n * rows.lse, repeated=n * rows.lse)  # a tensor of zeros
     schedule.backward(gathered and not exchanged) if ranks.ring.size > 1 else one_call(schedule, "backward")
     if exchanged:
         exchange(held, n * rows.q)

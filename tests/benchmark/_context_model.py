@@ -27,7 +27,7 @@ class Link:
 
 
 def measured_link(device: torch.device, clock: Clock) -> Link:
-    """From a small and a large transfer."""
+    """Latency and rate, from the times of a small and a large transfer."""
     sizes = (1 << 10, 1 << 27 if device.type == "cuda" else 1 << 22)
 
     def transfer(x: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ def measured_steps(q: torch.Tensor, k: torch.Tensor, clock: Clock, backward: boo
 
 
 class RingModel:
-    """Measures what it needs once."""
+    """Measures each time that it needs once."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, head_dim: int, clock: Clock) -> None:
         self.device, self.dtype, self.head_dim, self.clock = device, dtype, head_dim, clock
@@ -73,8 +73,8 @@ class RingModel:
         return measured_link(self.device, self.clock)
 
     def ms(self, ranks: int, tokens: int, heads: tuple[int, ...], causal: bool, backward: bool) -> float:
-        """Of a rank with so many tokens. K and V travel during a step. In backward their gradients do so too, in float32, and
-        once more after the last step. (Calls on parts, without positions, send them in the type of K: half of that.)
+        """Milliseconds of a rank with so many tokens. K and V travel during a step. In backward their gradients do so too, in
+        float32, and once more after the last step. (Calls on parts, without positions, send them in the type of K: half of that.)
         """
         steps = self.measured_steps(tokens, heads, causal, backward)
         sums = 2 * tokens * heads[1] * self.head_dim * 4 if backward else 0

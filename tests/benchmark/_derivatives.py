@@ -26,8 +26,8 @@ DOUBLES_TOKENS, DOUBLES_SEQLEN, SIDE = 8192, 4096, 4096
 WIDE, WIDE_SEQLEN = (512, 256), 4096
 STATISTICS_SEQLENS = (2048, 8192)
 ROUNDED = ROW_TOLERANCE["bfloat16"] * 2  # |difference| / |row| of results that are rounded to bf16, as of gradients elsewhere
-EXACT = 1e-11  # the same of float64
-SUMMED = 1e-3  # of a largest score, an entropy: sums of float32
+EXACT = 1e-11  # the same for float64
+SUMMED = 1e-3  # for largest scores and entropies: sums of float32
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -41,13 +41,13 @@ def name_of(c: Cell) -> str:
 
 
 def exact_gflop(c: Cell, products: int) -> float:
-    """Of the matrix products with visible keys."""
+    """Operations of the matrix products with visible keys, in GFLOP."""
     pairs = c.seqlen * (c.seqlen + 1) / 2 if c.causal else c.seqlen**2
     return 2 * products * c.batch * c.heads * c.head_dim * pairs / 1e9
 
 
 def directions(p: Problem) -> Tensors:
-    """Of q, k and v."""
+    """Random tangents of q, k and v."""
     generator = torch.Generator(p.q.device).manual_seed(1)
     return tuple(torch.randn(p.q.shape, generator=generator, device=p.q.device).to(p.q.dtype) for _ in range(3))
 
@@ -103,7 +103,7 @@ def tangent_libflash(p: Problem, along: Tensors, **more: object) -> Call:
 
 
 def plain_tangent(p: Problem, along: Tensors) -> Tensors:
-    """Of the first head."""
+    """out and its tangent, of the first head."""
     return torch.func.jvp(lambda *x: plain(*x, p.cell.causal), first_head(p.q, p.k, p.v), first_head(*along))
 
 
@@ -182,7 +182,7 @@ def triton_kernel(head_dim: int, causal: bool) -> Contest:
 
 
 def doubles(head_dim: int, causal: bool) -> Contest:
-    """float64 against a matrix product of it."""
+    """Attention in float64, against a matrix product in float64."""
     p = problem(cell(head_dim, DOUBLES_SEQLEN, causal, "float64", DOUBLES_TOKENS))
     forward, backward = forward_libflash(p, None), backward_libflash(p, None)
 
@@ -207,7 +207,7 @@ def square_product(like: torch.Tensor) -> Callable[[], object]:
 
 
 def wide(causal: bool) -> Contest:
-    """As many operations with half as many heads."""
+    """head_dim 512 against head_dim 256: as many operations, with half as many heads."""
     large, small = (problem(cell(head_dim, WIDE_SEQLEN, causal)) for head_dim in WIDE)
     forward, backward = forward_libflash(large, None), backward_libflash(large, None)
 

@@ -41,7 +41,7 @@ def ours(p: Problem) -> None:
     libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, kernel=names["backward"])
 
 
-METHODS: dict[str, tuple[Callable[[Problem], None], int]] = {  # their longest sequence
+METHODS: dict[str, tuple[Callable[[Problem], None], int]] = {  # the method, and its longest sequence
     "standard": (standard, _baselines.LONGEST_STANDARD),
     "flash1": (flash1, 16384),  # one thread block per head: longer sequences take too long, not too much memory
     "fa2": (fa2, SEQLENS[-1]),

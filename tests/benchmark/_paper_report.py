@@ -132,7 +132,7 @@ def memory_table(entries: list[dict]) -> str:
 
 
 def is_linear(entries: list[dict], method: str = "libflash", slack: float = 1.1) -> bool:
-    """Whether the bytes per token are the same at the shortest and the longest length."""
+    """Whether the bytes per token are about the same at all lengths."""
     per_token = [entry["bytes"][method] / entry["seqlen"] for entry in entries if method in entry["bytes"]]
     return max(per_token) <= slack * min(per_token)
 

@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 def pass_on(tensors: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any]]:
-    """Tensors for those of the rank before this one, and the requests to wait for."""
+    """Send tensors to the next rank. Returns the tensors that the rank before this one sends, and the requests to wait for."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     received = tuple(torch.empty_like(x) for x in tensors)
     operations = [dist.P2POp(dist.isend, x, (rank + 1) % ranks) for x in tensors]
@@ -68,7 +68,7 @@ class PlainRing(torch.autograd.Function):
             dq[:, rows] += gradients[0]
             for total, more in zip(sums, gradients[1:], strict=True):
                 total[:, columns] += more
-            arrived, more_requests = pass_on(sums)  # the last time, they arrive where their keys are at home
+            arrived, more_requests = pass_on(sums)  # after the last step each sum is on the rank that has its keys
             for request in requests + more_requests:
                 request.wait()
             keys, sums = following, arrived

@@ -40,7 +40,9 @@ def measured_peak(call: Callable[[], object], device: torch.device) -> Measured 
 def modelled_peak(
     name: str, whole: list[torch.Tensor], shards: list[torch.Tensor], causal: bool, backward: bool, symmetric: bool
 ) -> int | None:
-    """Of this rank; None for what is not libflash's. `name`: a scheme, and a transport after a comma."""
+    """The peak of this rank by the model; None for contenders that are not libflash's. `name`: a scheme, and a transport after a
+    comma.
+    """
     q, k, _ = shards
     scheme = name.partition(",")[0]
     if scheme == "auto":
@@ -54,7 +56,7 @@ def modelled_peak(
 
 
 def workspace_of(whole: list[torch.Tensor]) -> Workspace:
-    """Of calls with some rows, keys and heads of the whole problem."""
+    """The workspace of calls with some rows, keys and heads of the whole problem."""
 
     @functools.cache
     def workspace(operation: str, rows: int, keys: int, heads: tuple[int, int], causal: bool) -> int:

@@ -26,7 +26,7 @@ class Clock:
     window: float
 
     def milliseconds(self, call: Call, calls: int = 1) -> float:
-        """Of each of some calls back to back; the slowest rank's, on every rank."""
+        """Milliseconds per call of some calls back to back: those of the slowest rank, on every rank."""
         dist.barrier()
         self.finish()
         begun = time.perf_counter()
@@ -42,8 +42,7 @@ class Clock:
             torch.cuda.synchronize()
 
     def first_sample(self, call: Call) -> tuple[int, float | None]:
-        """The calls of a window, the same on all ranks as the times that they come from; and a sample if they are known after
-        one call."""
+        """The number of calls in a window, the same on all ranks; and a sample, if one call takes as long as a window."""
         first = self.milliseconds(call)
         if first >= self.window:
             return 1, first

@@ -40,20 +40,20 @@ class Cell:
 
     @property
     def bytes(self) -> int:
-        """Of K and V in bfloat16, each read once."""
+        """Bytes of K and V in bfloat16, each read once."""
         channels = LATENT if self.kind == "mla" else 2 * HEADS_K * HEAD_DIM
         return 2 * channels * (self.shared + sum(s.keys - self.shared for s in self.sequences))
 
     @property
     def operations(self) -> int:
-        """Of the products with visible keys."""
+        """Floating-point operations of the products with visible keys."""
         seen = sum(s.rows * s.keys - s.rows * (s.rows - 1) // 2 for s in self.sequences)
         channels = LATENT + LATENT_V if self.kind == "mla" else 2 * HEAD_DIM
         return 2 * self.heads * channels * seen
 
 
 def log_uniform(count: int, low: int, high: int) -> tuple[Sequence, ...]:
-    """The quantiles of the distribution, in an order without meaning."""
+    """The quantiles of the distribution, in a random order."""
     lengths = [round(low * math.exp((i + 0.5) / count * math.log(high / low))) for i in range(count)]
     order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
     return tuple(Sequence(1, lengths[i]) for i in order)
@@ -149,7 +149,7 @@ class Step:
         self.new = [normal(len(self.sequences), 1, HEADS_K, HEAD_DIM) for _ in range(2)]
 
     def tables(self, generator: torch.Generator) -> int:
-        """Make the block table; the number of pages. Pages of shared keys are in each row."""
+        """Make the block table, each row of which begins with the pages of the shared keys. Returns the number of pages."""
         page, shared = self.cell.page, self.cell.shared // self.cell.page
         counts = [math.ceil(s.keys / page) - shared for s in self.sequences]
         order = torch.randperm(shared + sum(counts), generator=generator, device=DEVICE).int()
@@ -200,7 +200,9 @@ class Step:
         return self.dense_call(k, v, **scales)
 
     def append(self) -> tuple[Call, Call]:
-        """A call that rotates the query and the last key and appends that, and the plain call, later, with what those became."""
+        """A call that rotates the query and the last key and appends the key; and the plain call with their results, to be made
+        later.
+        """
         k, v, scales = self.caches(self.cell.code)
         steps = 10000.0 ** -torch.arange(0, 1, 2 / HEAD_DIM, device=DEVICE)
         angles = torch.arange(int(self.keys.max()), device=DEVICE)[:, None] * steps
@@ -215,7 +217,7 @@ class Step:
         return x[self.table.long()].flatten(1, 2)[:, : self.sequences[0].keys]
 
     def forward(self) -> Call:
-        """The same operations with dense keys: of the only sequence."""
+        """A forward call with the same operations, with the dense keys of the only sequence."""
         k, v = (self.gathered(x).contiguous() for x in (self.k, self.v))
         out = torch.empty_like(self.q)[None]
         return lambda: libflash.attention(self.q[None], k, v, causal=True, out=out)[0]

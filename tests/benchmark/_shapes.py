@@ -35,7 +35,7 @@ class Contest:
     name: str
     calls: dict[str, Call]
     ratios: dict[str, tuple[str, str]]  # figure: time of the first call over that of the second
-    gflop: dict[str, float] = dataclasses.field(default_factory=dict)  # where given, of times for the same work
+    gflop: dict[str, float] = dataclasses.field(default_factory=dict)  # if given, ratios are those of times per operation
     check: Callable[[], None] = lambda: None  # raises an exception for a wrong result
 
 
@@ -80,7 +80,7 @@ def packed_problem(lengths: list[int], head_dim: int, causal: bool) -> tuple[Pro
 
 
 def nearest_batch(lengths: list[int]) -> int:
-    """Of the dense call with as many operations."""
+    """The batch of the dense call with about as many operations."""
     return max(1, round(sum(n * n for n in lengths) / DENSE_SEQLEN**2))
 
 
@@ -119,7 +119,7 @@ def product(head_dim: int, seqlen: int, causal: bool) -> Contest:
 
 
 def matrix_product(like: torch.Tensor) -> Call:
-    """Of that tensor's type, where it is."""
+    """A product of matrices of that tensor's type, on its device."""
     a, b = (torch.randn(SIDE, SIDE, device=like.device).to(like.dtype) for _ in range(2))
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)

@@ -80,7 +80,7 @@ def own_scheme(scheme: str, transport: str, causal: bool, device: torch.device) 
 
 
 def of_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Inside its context_parallel, which replaces this function."""
+    """To be called inside PyTorch's context_parallel, which replaces scaled_dot_product_attention."""
     heads_first = [x.transpose(1, 2) for x in (q, k, v)]
     out = F.scaled_dot_product_attention(*heads_first, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2])
     return out.transpose(1, 2)
@@ -88,7 +88,7 @@ def of_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) 
 
 @contextlib.contextmanager
 def context_of_pytorch(device: torch.device) -> Iterator[None]:
-    """Its dispatcher around shards that are already there: it orders them as a zigzag too."""
+    """PyTorch's context_parallel around shards that exist already. It uses the zigzag order, too."""
     from torch.distributed.tensor.experimental import context_parallel
 
     mesh = mesh_of(device.type, dist.get_world_size())
@@ -182,7 +182,7 @@ def cell(tokens: int, heads: tuple[int, int], backward: bool, causal: bool, cloc
 
 
 def prediction(result: dict, model: RingModel) -> dict[int, float]:
-    """Of forward, or of both passes."""
+    """Milliseconds for each number of ranks, of forward or of both passes."""
     made = {}
     for ranks in (result["ranks"], *PREDICTED):
         if (tokens := result["tokens"] // ranks // 2 * 2) > 0:

@@ -35,9 +35,9 @@ import libflash
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 COLUMNS = (*PEERS, HELD, OURS)
-# |difference| / |row| of forward, and twice as much for backward. Two correct results differ by about a third of it, in float32
-# by a hundredth; products of one tf32 instruction would differ by seven times the limit.
 NOTHING = 1e-3  # of a typical row: smaller rows are rounding errors
+# The limit of |difference| / |row| for forward; for backward it is twice as large. Two correct results differ by about a third of
+# the limit, in float32 by a hundredth. Products of one tf32 instruction would differ by seven times the limit.
 ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025, "float32": 0.0001}
 
 
@@ -114,7 +114,7 @@ def kinds(cell: dict) -> list[str]:
 
 
 def summaries(results: list[dict]) -> dict[str, dict]:
-    """For each peer, over the cells that it supports."""
+    """A summary for each peer, over the cells that it supports."""
     peers = dict.fromkeys(peer for cell in results for peer in cell["ratio"])
     return {
         peer: summary([c for c in results if peer in c["ratio"]], lambda cell, peer=peer: cell["ratio"][peer], kinds)

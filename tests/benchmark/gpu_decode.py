@@ -50,7 +50,7 @@ class DecodeCell:
 
     @property
     def bytes(self) -> int:
-        """Of K and V."""
+        """Bytes of K and V."""
         return 2 * self.batch * self.seqlen * self.heads_k * HEAD_DIM * 2
 
     @property

@@ -39,7 +39,7 @@ from gpu_attention import setting
 
 KINDS = tuple(CALLS)
 READ_TB_PER_S = 4.4
-ROUNDS_OF_DIFFERENCES = 15  # some microseconds of several hundred
+ROUNDS_OF_DIFFERENCES = 15  # differences are a few microseconds of several hundred
 SAME_RESULT = {
     "chunk": ("forward",),
     "mla": tuple(SDPA),
@@ -136,13 +136,13 @@ def lines(result: dict) -> list[str]:
 
 
 def conclusion(results: list[dict]) -> list[str]:
-    """Of the kind whose target is about all its cells."""
+    """The mean of `invariant`, the kind whose target is about all its cells."""
     ratios = [r["figure"] for r in results if r["kind"] == "invariant" and "figure" in r]
     return [f"invariant: geometric mean {statistics.geometric_mean(ratios):.3f} (<= 1.05)"] if ratios else []
 
 
 def has(cell: Cell, words: list[str]) -> bool:
-    """Whether it is of one of the kinds among the words, and has all others."""
+    """Whether the cell is of one of the kinds among the words, and its name has all the other words."""
     kinds = [word for word in words if word in KINDS]
     return (not kinds or cell.kind in kinds) and all(word in cell.name.split() for word in words if word not in KINDS)
 

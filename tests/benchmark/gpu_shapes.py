@@ -60,7 +60,7 @@ def figures(contest: Contest, ms: dict[str, float]) -> dict[str, object]:
 
 
 def summaries(results: list[dict]) -> dict[str, dict]:
-    """For each figure, over the cells that have it."""
+    """A summary for each figure, over the cells that have it."""
     found: dict[str, list[float]] = {}
     for result in results:
         for figure, ratio in result["ratio"].items():

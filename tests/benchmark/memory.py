@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def table(direction: str, seqlens: list[int], methods: list[str], threads: int) -> bool:
-    """Print a line; True if libflash's memory is linear."""
+    """Print a line for each length. True if libflash's memory grows linearly."""
     beyond: list[float] = []
     for seqlen in seqlens:
         result = seqlen * HEADS * HEAD_DIM * 4 * (1 if direction == "forward" else 3)

@@ -34,7 +34,7 @@ def test_own_adapters_hold(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"softmax_scale": 0.3}, {"mask": True}, {"bias": True}], ids=str)
 def test_other_adapters_pass_on_what_they_are_given(name: str, options: dict) -> None:
-    """Against float64, with more keys than queries only where the causal rule is not in question."""
+    """Compared with float64. With the causal rule q and k have the same length, because functions align the rule differently."""
     needed(name)
     options = dict(options)
     q, k, v, dout = (

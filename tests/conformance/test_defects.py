@@ -1,4 +1,4 @@
-"""The kit finds what is wrong with a target, and nothing wrong with a right one."""
+"""The conformance kit finds the defects of wrong targets, and none in a right target."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_right_emulator_holds() -> None:
     assert sum(outcome.status == HOLDS for outcome in found) > 15
 
 
-# In some of these each defect must show: small problems first, and a large one that the last defect needs.
+# Every defect must show in at least one of these: small problems first, and a large one, which the last defect needs.
 WHERE = [
     ("accuracy", "fill-randn-bf16"),
     ("accuracy", "fill-mean"),

@@ -1,4 +1,4 @@
-"""The kit's checks in forward mode: they hold for right targets, find seeded defects, and ask nothing of those without one."""
+"""The kit's checks in forward mode: they hold for right targets, find seeded defects, and are not run where it is not offered."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_right_targets_hold(name: str) -> None:
 
 
 class WithoutTv(Own):
-    """Loses the part of P tv in tout."""
+    """The term P tv is missing in the tangent of out."""
 
     def tangents(self, x: Inputs, t: Tangents) -> Results:
         right = super().tangents(x, t)
@@ -43,7 +43,7 @@ class WithoutTv(Own):
 
 
 class FirstOrderOnly(Own):
-    """The tangent of backward as if out and lse did not move with the inputs."""
+    """The tangents of the gradients as if only dout and dlse had tangents."""
 
     def tangents(self, x: Inputs, t: Tangents) -> Results:
         still = super().tangents(x, Tangents(dout=t.dout, dlse=t.dlse))
@@ -68,7 +68,7 @@ def test_defects_are_found(defect: type[Own]) -> None:
 
 
 class ForwardAlone(Own):
-    """A forward mode of forward and none of backward."""
+    """Offers the forward mode of forward, but not of backward."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,8 +37,8 @@ LONG_FILLS = ("randn", "mean")  # more key tiles than pipeline stages
 DECODE = {"lengths": (1, 130, 700), "capacity": 720, "seqlen_q": 2, "heads_q": 4, "heads_k": 1}
 IN_KEYS = DECODE | {"heads_q": 40, "page_size": 64}
 LONG = {"seqlen_q": 700, "seqlen_k": 700, "heads_q": 1, "heads_k": 1, "causal": True}
-TANGENT_LONG = LONG | {"seqlen_q": 300, "seqlen_k": 300}  # their tiles are smaller, and their exact results slow
-TANGENT_NUMBER = 8  # every input moves; with tdelta, without gradients
+TANGENT_LONG = LONG | {"seqlen_q": 300, "seqlen_k": 300}  # smaller tiles; exact tangents take long
+TANGENT_NUMBER = 8  # TangentCase.number: every input has a tangent; with tdelta, without gradients
 
 AnyCase = Case | DecodeCase | CacheCase | StatisticsCase | TangentCase
 

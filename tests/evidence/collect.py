@@ -50,20 +50,20 @@ QUICK_LIMITS |= {"context": 150, "context_all": 100}
 CHECKS = (("tests", "accuracy"), ("sanitizer",), ("repeats",))
 TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
 TOTAL = 540  # limit of all stages together
-MOST_WORKERS = 22  # of the tests, on a GPU that they share with the sanitizer and the repeats
-MOST_WORKERS_ALONE = 30  # with 40, 23 tests found no memory left of 80 GB
-# Of NumPy, in stages beside others: exact results are products of small matrices, and threads that wait for a processor make
-# them many times slower.
+MOST_WORKERS = 22  # processes of the tests, on a GPU that they share with the sanitizer and the repeats
+MOST_WORKERS_ALONE = 30  # with more, tests run out of memory on a GPU with 80 GB
+# NumPy's threads in stages that run beside others. Exact results are products of small matrices; threads that wait for a
+# processor make these many times slower.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 NO_GPU = "no CUDA device"  # the reason with which tests/cuda skips
-WAITING = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
-# These need no GPU, and take minutes of processor time.
+WAITING = ("test_interop.py",)  # of tests/cuda: tests that measure times and need the machine alone
+# Not run: these tests need no GPU, and take minutes of processor time.
 ON_HOST = tuple(sorted(path.name for path in (ROOT / "tests/cuda").glob("test_on_host_*.py")))
-# Need several GPUs: of the stage `context`.
+# These tests need several GPUs. The stage `context` runs them.
 ON_ALL = ("test_context_gpus.py", "test_jax_context_gpus.py", "test_two_devices.py")
 ALSO_ON_ALL = ("test_jax_cuda.py::test_sharded_over_two_gpus",)  # where the tests see one GPU, it is skipped
 TOKENS, QUICK_TOKENS = ("32768", "65536", "131072"), ("32768",)
-# Of stage `context_all`: arguments of tests/benchmark/context_parallel.py, a run each.
+# The stage `context_all`: arguments of each run of tests/benchmark/context_parallel.py.
 ON_MANY = {
     "causal": ("--tokens", "65536", "131072", "--rounds", "2"),
     "longer": ("--tokens", "262144", "--rounds", "1", "--no-peers"),
@@ -162,7 +162,7 @@ def by_json(name: str, program: pathlib.Path, run: Run, *arguments: str, **envir
 
 
 def by_command(name: str, command: list[str], run: Run, *more: str, **environment: str) -> tuple[str, str, dict]:
-    """The same with any command; `more` comes after the name of the file."""
+    """As by_json, with any command; `more` comes after the name of the file."""
     out = run.logs / f"{name}.json"
     out.unlink(missing_ok=True)
     done = run.program(name, [*command, str(out), *more], **environment)
@@ -176,7 +176,7 @@ def by_command(name: str, command: list[str], run: Run, *more: str, **environmen
 
 
 def last_words(text: str) -> str:
-    """The line of the exception, if there is one; lines of advice may follow it."""
+    """The line of the exception, if there is one, because other lines may follow it; else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (raised or lines or ["no output"])[-1][:300]

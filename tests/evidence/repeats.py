@@ -45,7 +45,7 @@ REPEATS, QUICK_REPEATS = 1000, 50
 HOG_BYTES = 1 << 28
 BLOCK = 128
 BATCH, SEQLEN_Q, SEQLEN_K, HEADS_Q, HEADS_K = 60, 190, 333, 4, 2
-MAY_DIFFER = {"dq"}  # without deterministic=True, as beside a tangent of backward, too
+MAY_DIFFER = {"dq"}  # without deterministic=True; also where backward_tangent computes dq
 
 Tensors = dict[str, torch.Tensor]
 
@@ -63,7 +63,7 @@ def golden(kernel: dict) -> str:
 
 
 def ordered(kernel: dict) -> bool:
-    """Whether it can be deterministic."""
+    """Whether the kernel supports deterministic=True."""
     return bool(supporting([kernel], deterministic=True))
 
 
@@ -87,7 +87,7 @@ def run(case: object, kernel: dict) -> dict[str, np.ndarray]:
 
 
 def ways(kernel: dict, lengths: dict) -> dict[str, dict]:
-    """The options with which forward is repeated, those that the kernel supports."""
+    """The options with which forward is repeated, without those that the kernel does not support."""
     rows, columns = -(-SEQLEN_Q // BLOCK), -(-SEQLEN_K // BLOCK)
     blocks = torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device_of(kernel)).tril()
     found = {"differing": lengths, "dense": {"causal": True}}

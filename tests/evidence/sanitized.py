@@ -146,7 +146,7 @@ def run_merge() -> None:
 
 
 def plant(kernel: dict) -> None:
-    """The last row of the output is described, but not allocated."""
+    """A call whose output is described with one row more than is allocated."""
     shape = (1, 128, 2, min(kernel["head_dim"], kernel["head_dim_v"]))
     dtype = DTYPES[kernel["dtype"]]
     q, k, v = (torch.ones(shape, dtype=dtype).cuda() for _ in range(3))

@@ -20,8 +20,9 @@ from limited import Done, run_limited
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 FOUND = 77  # exit code of the tool where the program itself succeeded and the tool found something
-# The slow tool sees one of the 16-bit types, because which words of shared memory kernels touch does not depend on which; and
-# the widths that differ in how warps share the work. Of statistics and tangents in float32 and float64 it sees one width.
+# The slow tool, racecheck, runs fewer kernels: one of the two 16-bit types, because both access the same words of shared memory,
+# and only those head dims that differ in how warps share the work. Of statistics and tangents in float32 and float64 it runs one
+# head dim.
 FEWER_KERNELS = (
     r"_bf16_d(64|128|256|512|576x512)(_statistics)?$",
     r"^(forward|backward|decode)_sm80_f32_d(64|128|256)$",
@@ -80,7 +81,7 @@ def canary_verdict(tool: str, clean: Said, planted: Said) -> str:
 
 
 def library_verdict(planted: Said) -> str:
-    """The same for memcheck and a kernel of the library."""
+    """Empty if memcheck reports the write planted in a kernel of the library, otherwise why its report does not count."""
     if planted.found is None:
         return f"memcheck came to no result: {complaint(planted.text)}"
     if not PLANTED["libflash"].search(planted.text):
@@ -89,7 +90,7 @@ def library_verdict(planted: Said) -> str:
 
 
 def complaint(text: str) -> str:
-    """The most informative line."""
+    """The first line that names an error, else the first line."""
     lines = [line.removeprefix("=========").strip() for line in text.splitlines()]
     telling = [line for line in lines if re.search(r"error|not supported|invalid|race reported|refus|fail", line, re.I)]
     return (telling or [line for line in lines if line] or ["no output"])[0][:200]
@@ -122,7 +123,7 @@ class Session:
 
     def __init__(self, tool: str, limit: float, logs: pathlib.Path, environment: dict[str, str]) -> None:
         self.tool, self.end, self.logs = tool, time.monotonic() + limit, logs
-        # Kernels are loaded when first called: torch has thousands that are not.
+        # Kernels are loaded at their first call: most of PyTorch's thousands of kernels are never called.
         self.environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUDA_MODULE_LOADING": "LAZY"}
 
     def run(self, name: str, command: list[str], library: pathlib.Path | None = None) -> Done:
@@ -184,7 +185,7 @@ def runs(
 
 
 def together(parts: list[dict[str, object]]) -> dict[str, object]:
-    """The result of a tool from those of its parts: the first one that is not clean says how it ended."""
+    """The result of a tool from those of its parts. The first part that is not clean determines its status."""
     unclean = [part for part in parts if part["status"] != "clean"]
     counts = {name: sum(part.get(name) or 0 for part in parts) for name in ("found", "problems", "kernels")}  # type: ignore[misc]
     if any(part["found"] is None for part in parts):

@@ -103,7 +103,7 @@ def speed_table(caption: str, cells: list[dict], whose: str, peer: str) -> str:
 
 
 def figure(cell: dict | None, whose: str, peer: str) -> str:
-    """If libflash's choice is an sm80 kernel, that was timed once."""
+    """TFLOP/s and ratio. If libflash's choice is an sm80 kernel, it was timed once, under the name of libflash's choice."""
     if cell is None:
         return "-"
     tflops = cell["tflops"].get(whose, cell["tflops"][OURS])
@@ -290,7 +290,7 @@ def context_table(data: dict) -> str:
 
 
 def prediction_line(data: dict) -> str:
-    """What the run on two GPUs predicted for more of them, where that was measured too."""
+    """The errors of the times that the run on two GPUs predicted for more GPUs, where these were measured, too."""
     names = ("tokens", "heads", "causal", "backward")
     predicted, measured = (
         {str([cell[name] for name in names]): cell for cell in data.get(stage, {}).get("cells", [])} for stage in OF_SEVERAL
@@ -353,7 +353,7 @@ def said_of_simulated(ranks: list[int]) -> str:
 
 
 def memory_line(cells: list[dict], schemes: tuple[str, ...]) -> list[str]:
-    """What was measured over what the model says, of the schemes that have one."""
+    """The measured memory divided by that of the model, for the schemes that have a model."""
     said = []
     for scheme in schemes:
         found = [cell["memory"][scheme] for cell in cells if "model" in cell.get("memory", {}).get(scheme, {})]

@@ -66,7 +66,7 @@ def test_every_kind_has_a_test() -> None:
 
 @pytest.fixture
 def runs() -> dict:
-    """Those of the CPU kernels that stand in."""
+    """The functions of RUNS, with CPU kernels in place of CUDA kernels."""
     pytest.importorskip("torch")
     from gpu_runs import RUNS
 

@@ -53,7 +53,7 @@ def test_a_wrong_result_and_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_prefill_kernel_that_is_not_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the problem would show nothing of it."""
+    """It is an error, because the problem would not run the kernel."""
     kernel = in_place_of("prefill")
     monkeypatch.setattr(sanitized, "device_of", lambda _: "cuda")
     monkeypatch.setattr("gpu_prefill.uses", lambda *_: False)

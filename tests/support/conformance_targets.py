@@ -13,7 +13,7 @@ from libflash.conformance.targets.own import Own
 
 
 class Emulated(Target):
-    """The emulator with tiles of 16 rows and keys, which small problems have several of."""
+    """The emulator with tiles of 16 rows and 16 keys, so that small problems have several tiles."""
 
     def __init__(self, kernel: type[Emulator] = Emulator) -> None:
         self.name, self.offers, self.kernel = kernel.__name__, needs.ALL - {"empty tensors"}, kernel
@@ -25,7 +25,7 @@ class Emulated(Target):
 
 
 class Restless(Own):
-    """Every call's dq has another last bit."""
+    """The last bit of one element of dq changes from call to call."""
 
     def results(self, x: Inputs) -> Results:
         made = super().results(x)
@@ -36,7 +36,7 @@ class Restless(Own):
 
 
 class Credulous(Own):
-    """It takes whatever it is given: what libflash refuses gives zeros."""
+    """It accepts every input: where libflash refuses a call, the result is zeros."""
 
     def results(self, x: Inputs) -> Results:
         try:
@@ -55,14 +55,14 @@ class Leaking(Own):
 
 
 class TopLeft(Own):
-    """The causal rule begins at the wrong corner."""
+    """The causal rule is always aligned at the top left."""
 
     def results(self, x: Inputs) -> Results:
         return super().results(dataclasses.replace(x, options=x.options | {"causal_align": "top_left"}))
 
 
 class Fragile(Own):
-    """An exception of its own for every packed call."""
+    """An unexpected exception for every packed call."""
 
     def results(self, x: Inputs) -> Results:
         if "cu_seqlens_q" in x.options:
@@ -71,7 +71,7 @@ class Fragile(Own):
 
 
 class Modest(Own):
-    """It offers one type, and refuses what it does not have."""
+    """It offers one type, and refuses what it does not support."""
 
     def __init__(self) -> None:
         super().__init__()

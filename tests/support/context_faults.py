@@ -1,5 +1,5 @@
 """Run by test_torch_context_decode.py and test_torch_context_transport.py in each of two processes: rank 1 ends without taking
-part in the call of rank 0, or with "stuck" lives on without it. Prints how long rank 0 waited.
+part in the call of rank 0, or, with the argument "stuck", goes on without taking part. Prints how long rank 0 waited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import libflash.torch
 import torch
 import torch.distributed as dist
 
-LIMIT = 8  # seconds, of the group of a rank that is stuck
+LIMIT = 8  # seconds: the time limit of the process group if a rank is stuck
 rank, store, call = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 if "shared memory" in sys.argv:
     import shared_memory
@@ -28,7 +28,7 @@ backend = "nccl" if on_gpus else "gloo"
 limit = datetime.timedelta(seconds=LIMIT if "stuck" in sys.argv else 10 if on_gpus else 20)
 dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit)
 q, k = torch.zeros(1, 8, 4, 16, device=device), torch.zeros(1, 8, 2, 16, device=device)
-# Once together, so that the processes are connected.
+# One call of both ranks, so that the processes are connected.
 out = libflash.torch.context_parallel_attention(q.clone().requires_grad_(), k, k, scheme="ring")
 if on_gpus:
     torch.cuda.synchronize()

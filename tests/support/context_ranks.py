@@ -38,7 +38,7 @@ class Problem:
         return self.name
 
     def tensors(self) -> dict[str, torch.Tensor | None]:
-        """Of the whole problem."""
+        """The tensors of the whole problem."""
         batch, tokens, heads_q, heads_k, dim, dim_v = self.shape
         random = np.random.default_rng(len(self.name) + 7 * sum(map(ord, self.name)))
         lead = (tokens,) if self.documents else (batch, tokens)
@@ -129,8 +129,8 @@ def _rank(rank: int, ranks: int, folder: str, job: Any, arguments: tuple[Any, ..
 
 
 def run_ranks(ranks: int, folder: pathlib.Path, job: Any, *arguments: Any, backend: str = "gloo") -> list[Any]:
-    """job(rank, *arguments) on each of `ranks` processes; what each returned. An exception of one ends all. Backend nccl: the
-    process of a rank has the GPU of that number.
+    """Run job(rank, *arguments) in each of `ranks` processes; returns their results. An exception in one process ends all.
+    With the backend nccl, the process of a rank has the GPU of that number.
 
     The processes come from a server that has imported PyTorch once for all of them.
     """

@@ -1,4 +1,4 @@
-"""context_parallel_decode on several processes: each has its shard of a case's cache; all together against one device."""
+"""context_parallel_decode on several processes, each with its shard of the cache of a case: the results are those of the case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from context_ranks import run_ranks
 from decode_cases import DecodeCase
 from key_shards import KeyShards
 
-KEYS = 4  # of a shard's unit
+KEYS = 4  # shard_keys: so many consecutive keys belong to the same shard
 CASES = [
     DecodeCase("contiguous", "fp32", lengths=(29, 100, 0), seqlen_q=2, window_size=(40, 0), sink=True),
     DecodeCase("appended", "fp32", lengths=(29, 100), seqlen_q=2, append=2, rotary=32, alibi="h"),

@@ -114,7 +114,7 @@ class LowPrecisionLse(Emulator):
 
 
 class DeltaMissingInOneRow(Emulator):
-    """In the late row of medium size: a defect in a row of zeros would change nothing."""
+    """delta is 0 in one row: that of median size in the second half. In a row of zeros the defect would change nothing."""
 
     def delta(self, dout: np.ndarray, o: np.ndarray) -> np.ndarray:
         out = super().delta(dout, o)
@@ -150,7 +150,7 @@ class LostRowOfDv(Emulator):
 
 
 class LowPrecisionDqSum(Emulator):
-    """dq accumulates over tiles in the storage type: with few tiles hardly worse than rounding it once."""
+    """dq accumulates over tiles in the storage type. With few tiles this is hardly worse than rounding dq once."""
 
     def accumulate_dq(self, dq: np.ndarray) -> np.ndarray:
         return widened(dq, self.dtype)

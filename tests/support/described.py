@@ -22,7 +22,7 @@ from made_once import made_once
 CUDA = ROOT / "libflash" / "cuda"
 ARCHITECTURES = "80-real 90a-real 100-real 120-real 80-virtual"
 
-# Any address works: no data is read.
+# Addresses of tensors: any value works, because no data is read.
 ADDRESS = 1 << 20
 
 BUILD_INFO = """
@@ -130,7 +130,9 @@ def depends_on_table(source: str) -> bool:
 
 
 def compiled_sources(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> list[Path]:
-    """The object files of sources(), but those that depend on kernels.table: what is made of it may be changed."""
+    """The object files of sources(), without those that depend on kernels.table, because tests may change what is generated
+    from the table.
+    """
 
     def make(folder: Path) -> None:
         write_generated(folder)
@@ -159,7 +161,7 @@ def load(folder: Path) -> c.CDLL:
 
 
 def tensor(*shape: int, dtype: int = abi.BFLOAT16, address: int = ADDRESS) -> abi.Tensor:
-    """Contiguous, on the described GPU."""
+    """A contiguous tensor on the described GPU."""
     view = abi.Tensor(data=address, dtype=dtype, device_type=abi.CUDA_DEVICE, ndim=len(shape))
     step = 1
     for i in reversed(range(len(shape))):
@@ -180,7 +182,7 @@ def explain(library: c.CDLL, operation: str, arrays: tuple[abi.Tensor, ...], **f
 
 
 def lines_of(text: str) -> dict[str, list[str]]:
-    """label -> its lines."""
+    """The lines of each label of an `explain` text."""
     found: dict[str, list[str]] = {}
     label = ""
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Problems whose plans are looked at on described GPUs (described.py), and what a plan of them shows."""
+"""Problems whose plans tests check on described GPUs (described.py), and the parts of a plan that they check."""
 
 from __future__ import annotations
 

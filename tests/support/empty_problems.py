@@ -1,4 +1,4 @@
-"""Problems that have none of something: (batch, queries, query heads, keys, key heads)."""
+"""Problems with a size of 0: (batch, queries, query heads, keys, key heads)."""
 
 NONE = {
     "sequences": (0, 37, 4, 50, 2),

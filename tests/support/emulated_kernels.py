@@ -8,7 +8,7 @@ from __future__ import annotations
 KEYS_PER_SUM = 32768  # of the library
 
 # Type, head_dim, tiles of forward, tiles and stages of backward: kernels with one, two and four warps for each 32 keys, and with
-# two and four warps for each 16 rows. Then, if they are others, keys per sum, and the architecture whose code runs.
+# two and four warps for each 16 rows. Optional: keys per sum, and the architecture whose code runs.
 ATTENTION_KERNELS = {
     "bf16-64": ("bf16_", 64, "128, 128", "128, 128, 1"),
     "f16-128": ("f16_", 128, "128, 64", "64, 128, 3"),
@@ -22,8 +22,8 @@ ATTENTION_KERNELS = {
     "f16-512-small": ("f16_", 512, "32, 32", "32, 32, 1", KEYS_PER_SUM, 80),
 }
 
-# Kernels again that take their sums out after so few keys that it happens several times (attention/long_sums.h): after
-# every tile or every second one, and with two warps for the same rows. Backward has several launches of dK/dV then.
+# Kernels with so few keys per sum that they add their accumulators to the long sums several times (attention/long_sums.h): after
+# every tile or every second tile, also with two warps for the same rows. Backward then has several launches for dK/dV.
 ATTENTION_KERNELS_WITH_LONG_SUMS = {
     "f16-32-sums": ("f16_", 32, "128, 128", "128, 128, 1", 64),
     "bf16-64-sums": ("bf16_", 64, "128, 128", "128, 128, 1", 64),
@@ -89,8 +89,8 @@ BACKWARD_TANGENT_KERNELS_SM90 = {
     "bf16-256": ("bf16_", 256, "64, 32", 2),
 }
 
-# float64: head_dim, tiles of forward, of backward and of the tangents. Then channels that the kernel has and the tensors lack,
-# and the architecture whose code runs. The table has no tangents of 64 and 512 channels.
+# float64: head_dim, tiles of forward, of backward and of the tangents; by how many channels the tensors are narrower than the
+# kernel; optional: the architecture whose code runs. kernels.table has no tangents of 64 and 512 channels.
 DOUBLE_KERNELS = {"128": (128, "128, 32", "16, 16", "16, 16", 3), "256": (256, "64, 16", "8, 16", "8, 8", 4)}
 DOUBLE_SMALL_KERNELS = {
     "64": (64, "64, 32", "32, 32", "", 4),
@@ -107,7 +107,7 @@ DECODE_KERNELS = {
     "f16-256-small": ("f16_", 256, "16, 32, 2"),
     "f32-128-small": ("f32_", 128, "16, 32, 2"),
 }
-# Channels of keys: 512 of values.
+# Keys of so many channels, values of 512 channels.
 WIDE_DECODE_KERNELS = {"bf16-512": ("bf16_", 512, "16, 16, 2"), "f16-576": ("f16_", 576, "16, 16, 2")}
 DECODE_KERNELS_OF_TWO_HEADS = {"bf16-64": DECODE_KERNELS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
 # Decode for sm_90a, where values are channels of the keys.

@@ -1,5 +1,5 @@
 """Programs that run CUDA kernels on the host (tests/cuda/on_host/): the kernels' sources, with fibers as threads and emulations
-of single instructions. What the programs are made of, and their compilation, once for all processes.
+of single instructions. This module describes the parts of a program, and compiles it once for all processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from made_once import locked
 
 class Program(NamedTuple):
     """A program of on_host, the headers of the backend that for_the_host() changes for it, its macros, and sources with the code
-    of its kernels (<kernel>_instances.cpp). Compiling that takes longest, so programs with the same kernel share it.
+    of its kernels (<kernel>_instances.cpp). Compiling these takes longest, so programs with the same kernel share the object
+    files.
     """
 
     source: str
@@ -51,10 +52,10 @@ def compile_to(folder: Path, program: Program, objects: list[Path]) -> None:
         assert changed != source
         (folder / "cuda" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "cuda" / name).write_text(changed)
-    # Most of the compilation is that of the kernels, which run in little of the time (machine.h).
+    # The code of kernels takes most of the time to compile, but little of the time of a run (machine.h): it is optimized less.
     optimize = "-O1" if program.instances else "-Og"
     defines = {"__CUDA_ARCH__": 900} | dict(program.defines)
-    # What the processor has makes the emulated products faster. A product and a sum stay two roundings.
+    # Vector instructions of this processor make the emulated products faster. A product and a sum are rounded separately.
     options = [optimize, "-march=native", "-ffp-contract=off", f"-D__CUDA_ARCH__={defines.pop('__CUDA_ARCH__')}"]
     # The changed headers come first, then the emulated instructions, then the library's headers.
     includes = [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
@@ -64,7 +65,7 @@ def compile_to(folder: Path, program: Program, objects: list[Path]) -> None:
 
 
 def precompiled(options: list[str], folder: Path) -> Path:
-    """A header that includes machine.h, compiled for these options: half of the time of a small program goes to that."""
+    """A header that includes machine.h, precompiled with these options, because small programs spend much of their time on it."""
     own = folder / "_".join(["headers", *options])
     header, made = own / "headers.h", own / "headers.h.gch"
     with locked(own):

@@ -1,6 +1,6 @@
 """Runs of emulated programs (emulated_programs.py), each a case of a test.
 
-This is slow and shows neither races nor the behaviour of the hardware's instructions. It needs no GPU and finds wrong indices.
+The emulation needs no GPU and finds wrong indices. It is slow and shows neither races nor how the hardware's instructions behave.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ def started_together(request: pytest.FixtureRequest, factory: pytest.TempPathFac
             begin(run)
         yield lambda run: begin(run).result()
         pool.shutdown(cancel_futures=True)
-    for made in folder.glob("headers_*/*.gch"):  # large
+    for made in folder.glob("headers_*/*.gch"):  # these files are large
         made.unlink(missing_ok=True)

@@ -1,8 +1,7 @@
 """A FlashAttention kernel in NumPy: tiles, online softmax, float32 sums, P and dS rounded to the storage type.
 
-It replaces a real kernel in tests of the tolerance rule: without a defect it must pass, with one (see defects) it must
-fail. Every method that a defect replaces is one step of the algorithm. float64 storage
-computes in float64.
+It replaces a real kernel in tests of the tolerance rule: without a defect it must pass, with a defect (see defects) it
+must fail. Every method that a defect replaces is one step of the algorithm. With float64 tensors it computes in float64.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rounding import stored, widened
 
 @dataclasses.dataclass
 class Tile:
-    """One tile of scores: rows and keys of a head, and its position among the tiles."""
+    """One tile of scores: a range of rows and of keys of a head, and which pairs of them are visible."""
 
     head: Head
     rows: slice

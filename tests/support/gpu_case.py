@@ -13,7 +13,7 @@ from case import Case, Inputs
 
 import libflash
 
-# By the names of the registry.
+# PyTorch's types by the names in the registry of kernels.
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 
 
@@ -34,12 +34,12 @@ def full_of_nan(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype |
 
 
 def wide_type(x: torch.Tensor) -> torch.dtype:
-    """The type of lse, dlse and partial results beside x."""
+    """The type of lse, dlse and partial results for tensors of the type of x."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """As integers: NaN equals itself, and 0 is not -0."""
+    """The elements as integers, to compare bits: a NaN equals a NaN with the same bits, and 0 is not -0."""
     return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
@@ -48,7 +48,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def same_sums(a: torch.Tensor, b: torch.Tensor, ordered: bool) -> bool:
-    """The same bits; sums without a fixed order may differ by rounding errors, and are not NaN."""
+    """Whether a and b have the same bits or, without a fixed order of the sums, differ by rounding errors only."""
     if ordered:
         return same_bits(a, b)
     a, b = a.double(), b.double()

@@ -1,4 +1,4 @@
-"""The CUDA kernels of this build, and the cases that each of them serves."""
+"""The CUDA kernels of this build, and the cases that each of them can run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import libflash
 
 TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64"}  # names of the registry and of the cases
 KINDS = ("forward", "statistics", "backward", "decode", "values in keys", "forward_tangent", "backward_tangent")
-# Of kinds with another name.
+# The operations of kinds of another name.
 OPERATIONS = {"statistics": "forward", "values in keys": "decode", "prefill": "decode", "decode_prefix": "decode"}
 
 
 def of_values_in_keys(kernel: dict) -> bool:
-    """Whether its values must be the first channels of the keys, which those of the cases are not."""
+    """Whether it requires that values are the first channels of the keys, which is not so in the cases of decode_cases."""
     return (kernel["operation"], kernel["backend"]) == ("decode", "sm90") and kernel["head_dim"] > kernel["head_dim_v"]
 
 
 def of_many_rows(kernel: dict) -> bool:
-    """Whether it is one of decode for many rows of a key head, which takes any number of rows but lacks some options."""
+    """Whether it is a decode kernel for many rows per key head: it takes any number of rows but lacks some options."""
     return (kernel["operation"], kernel["backend"]) == ("decode", "sm90") and not of_values_in_keys(kernel)
 
 
 def kernels(operation: str) -> list[dict]:
-    """The kernels of "forward", "backward" or "decode", also those that this machine cannot run; without those of
-    kernels_with_statistics() and kernels_of_many_rows().
+    """The CUDA kernels of an operation, also those that this machine cannot run; without those of kernels_with_statistics(),
+    kernels_of_values_in_keys() and kernels_of_many_rows().
     """
     every = [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] != "cpu"]
     return [k for k in every if not (of_values_in_keys(k) or of_many_rows(k) or k["name"].endswith("_statistics"))]
@@ -38,17 +38,19 @@ def kernels_of_many_rows() -> list[dict]:
 
 
 def kernels_with_statistics() -> list[dict]:
-    """Those of forward that take only calls with statistics of rows."""
+    """The forward kernels that take only calls with statistics of rows."""
     return [k for k in libflash.info()["kernels"] if k["name"].endswith("_statistics")]
 
 
 def kernels_of_values_in_keys() -> list[dict]:
-    """Those of decode whose values are channels of the keys."""
+    """The decode kernels whose values are channels of the keys."""
     return [k for k in libflash.info()["kernels"] if of_values_in_keys(k)]
 
 
 def kind_of(kernel: dict) -> str:
-    """Which calls it takes: those of its operation; "statistics" and "values in keys": only such calls of forward and decode."""
+    """The kind of calls that a kernel takes: its operation; or "statistics" or "values in keys", if it takes only such calls of
+    forward or decode.
+    """
     if kernel["name"].endswith("_statistics"):
         return "statistics"
     return "values in keys" if of_values_in_keys(kernel) else kernel["operation"]
@@ -70,7 +72,7 @@ def with_cpu(operation: str) -> list[dict]:
 
 
 def in_place_of(kind: str) -> dict:
-    """That CPU kernel, as one of a kind."""
+    """The CPU kernel of with_cpu(), described as a kernel of that kind."""
     operation = OPERATIONS.get(kind, kind)
     of_cpu = [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] == "cpu" and k["usable"]]
     return of_cpu[0] | {"dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "kind": kind}
@@ -119,7 +121,7 @@ def lacks_ordered_blocks(kernel: dict, case: Case, dims: set[int]) -> bool:
 
 
 def errors_of(kernel: str) -> dict[str, float]:
-    """What the bounds of errors must know of a kernel: the wide ones for sm90 compute dS from the rounded P."""
+    """Arguments of error_bounds.Model for a kernel: backward for sm90 with 192 or 256 channels computes dS from rounded P."""
     return {"p_roundings": 1} if re.fullmatch(r"backward_sm90_\w+_d(192|256)", kernel) else {}
 
 

@@ -10,7 +10,7 @@ from harness import random
 import libflash
 
 HEADS_Q, HEADS_K, CAPACITY = 32, 8, 1024
-# Long chunks, rows of decode, sequences between, no rows.
+# Query rows of each sequence (long chunks, single rows, lengths in between, no rows), and its keys in the cache.
 ROWS, CACHED = (300, 1, 0, 63, 96, 700, 1, 9), np.array([500, 1000, 20, 400, 0, 324, 1, 700], np.int32)
 
 
@@ -19,7 +19,7 @@ def cu_seqlens(lengths: tuple[int, ...]) -> np.ndarray:
 
 
 class Step:
-    """Arrays of a call. Rows of the cache that nobody may read are NaN, entries of pages that nobody may read point nowhere."""
+    """Arrays of a call. Cache rows that the call must not read are NaN."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Step:
 
 
 def check_step(step: Step, kernel: dict, device: str = "cuda", **more: object) -> None:
-    """Run it, by the prefill kernel where it is long enough, and compare with the CPU."""
+    """Run the step, whose long chunks the prefill kernel must process, and compare with the CPU."""
     arrays, options = step.arrays()
     assert device == "cpu" or uses(kernel, arrays, {**options, **more}), f"{kernel['name']} is not in the plan"
     got = decode(*arrays, device, **options, **more)

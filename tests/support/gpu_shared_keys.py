@@ -1,4 +1,4 @@
-"""A decode call of sequences that share their first keys, for the kernels of its own on a GPU."""
+"""A decode call of sequences that share their first keys, for the kernels for shared keys on a GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from harness import random
 
 import libflash
 
-SEQUENCES, HEADS_Q, HEADS_K, PAGE, COLUMNS = 36, 8, 2, 16, 40  # so many that the plan takes the hint
+SEQUENCES, HEADS_Q, HEADS_K, PAGE, COLUMNS = 36, 8, 2, 16, 40  # enough sequences that the plan uses the shared keys
 GROUPS, SHARED = np.array([0, 33, 35], np.int32), np.array([500, 256], np.int32)
 
 
 class SharedKeys:
-    """Pages that nobody may read are NaN."""
+    """Arrays of the call. Pages that the call must not read are NaN."""
 
     def __init__(self, kernel: dict) -> None:
         self.dim, dtype = kernel["head_dim"] - 8, NUMPY[kernel["dtype"]]

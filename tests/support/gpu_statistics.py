@@ -1,4 +1,4 @@
-"""Forward with statistics of rows on a GPU. `device` is for tests of these helpers."""
+"""Forward with statistics of rows on a GPU. `device` is for tests of these helpers, without a GPU."""
 
 from __future__ import annotations
 

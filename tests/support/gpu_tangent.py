@@ -1,5 +1,6 @@
-"""Calls of the tangent functions with tensors on a GPU, through the C interface, and checks of cases by them. The arguments are
-NumPy arrays: they are copied there, and results back. `device` is for tests of these helpers.
+"""Calls of the tangent functions with tensors on a GPU, through the C interface, and checks of their results for cases. The
+arguments are NumPy arrays: they are copied to the GPU, and results are copied back. `device` is for tests of these helpers,
+without a GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Copies:
 
 
 def run(name: str, arrays: tuple[Any, ...], tangents: dict[str, Any], fields: dict[str, Any], device: str) -> Copies:
-    """The workspace holds NaN."""
+    """Call flash_attention_<name>. The workspace is filled with NaN."""
     copies = Copies(device)
     views = [abi.pointer(copies.view(x)) for x in arrays]
     structs = (

@@ -28,7 +28,7 @@ def guarded_run(
     place: type[Guarded] = Guarded,
     workspace: type[Workspace] = Workspace,
 ) -> dict[str, np.ndarray]:
-    """The results of a forward and a backward kernel, `flags` for the second; fails if any other byte was written."""
+    """The results of a forward and a backward kernel; `flags`: of backward. Fails if any other byte was written."""
     x = case.inputs()
     placed: dict[str, Guarded] = {}
 

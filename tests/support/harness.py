@@ -44,7 +44,7 @@ def check_cpu(check: Check, isa: str) -> None:
 
 
 def random(*shape: int, seed: int = 0, dtype: np.dtype | str = "float32") -> np.ndarray:
-    """An array of the caller's own."""
+    """Normal random numbers in a new array."""
     return generated(shape, seed, np.dtype(dtype)).copy()
 
 
@@ -91,7 +91,7 @@ def gradients(
 
 
 def bits(x: np.ndarray) -> np.ndarray:
-    """The bits of an array as integers: equal bits is more than equal values, and NaN equals itself."""
+    """The elements as integers, to compare bits: 0 and -0 differ, and a NaN equals a NaN with the same bits."""
     return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
 
 
@@ -108,7 +108,7 @@ CLOSE = {np.dtype(np.float64): 1e-13, np.dtype(np.float32): 3e-6, np.dtype(np.fl
 
 
 def assert_close(got: np.ndarray, wanted: np.ndarray, what: str = "", factor: float = 1.0) -> None:
-    """Root mean square difference, relative, at most a few roundings of the storage type."""
+    """The relative root mean square difference is at most a few roundings of the storage type."""
     assert got.shape == wanted.shape, what
     dtype = got.dtype
     got, wanted = got.astype(np.float64), wanted.astype(np.float64)

@@ -22,7 +22,7 @@ def compiler() -> str:
 
 
 def run_compiler(folder: Path, *arguments: str | Path) -> None:
-    """Undefined behaviour ends the program. Headers that are made for a library are in `folder`."""
+    """Compile with checks that end the program at undefined behaviour. `folder` has the headers generated for a library."""
     options = ["-std=c++17", "-fPIC", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
     includes = [f"-I{folder}", f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
     done = subprocess.run([compiler(), *options, *includes, *arguments], capture_output=True, text=True, check=False)

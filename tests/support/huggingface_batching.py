@@ -32,7 +32,7 @@ def alone(model: Any, given: list[list[int]]) -> list[list[int]]:
 
 
 def batched(model: Any, given: list[list[int]], **settings: Any) -> list[Any]:
-    # Steps that overlap gave wrong tokens on a busy GPU, now and then, with transformers' own attention too.
+    # No asynchronous batching: if steps overlap, tokens can be wrong on a busy GPU, with transformers' own attention, too.
     defaults = {"page_size": 4, "num_blocks": 64, "max_batch_tokens": 16, "use_async_batching": False}
     config = transformers.ContinuousBatchingConfig(**{**defaults, **settings})
     with libflash.torch.enable(model, paged=True, sdpa=False):
@@ -51,7 +51,7 @@ def check(model: Any, given: list[list[int]], **settings: Any) -> None:
 
 
 def check_kind(tiny: Tiny, device: str = "cpu", **settings: Any) -> None:
-    """The tokens of this kind of model, or what it is refused with."""
+    """Models of this kind give the same tokens as alone, or are refused with the text in REFUSED."""
     model, said = tiny.build().to(device), REFUSED.get(str(tiny))
     if said is None:
         check(model, prompts(*LENGTHS), **settings)

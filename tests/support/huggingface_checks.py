@@ -51,7 +51,7 @@ def assert_near(got: Tensor, wanted: Tensor, bound: float) -> None:
 
 
 def check_logits_and_gradients(model: Any, inputs: Inputs, bound: float) -> None:
-    """Gradients of all parameters, relative to the largest gradient."""
+    """Compare the results and the gradients of all parameters. Errors are relative to the largest result or gradient."""
 
     def run() -> tuple[Tensor, Tensor]:
         rows = result(model, inputs)

@@ -1,7 +1,7 @@
 """libflash.jax.context_parallel_attention on some devices of JAX, and the same problem in one call on the CPU.
 
 python jax_context.py 2          the problems of tests/cuda/test_jax_context_gpus.py on two devices, a line of JSON for each
-python jax_context.py 2 ring     those whose names begin so
+python jax_context.py 2 ring     only those whose names begin with "ring"
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = ("out", "lse", "dq", "dk", "dv", "dsink")
 
 
 def mesh_of(scheme: str, ranks: int) -> tuple[Mesh, Any, Any]:
-    """And the axes for the call, and for the tokens of a PartitionSpec."""
+    """(mesh, axis_name of the call, axes of the tokens in a PartitionSpec)"""
     devices = jax.devices()[:ranks]
     if scheme == "heads_ring":
         mesh = jax.make_mesh((2, ranks // 2), ("heads", "cp"), axis_types=(AxisType.Auto,) * 2, devices=devices)
@@ -43,7 +43,9 @@ def tensors(shape: tuple[int, ...], packed: bool, dtype: str = "float64") -> tup
 
 
 def divided(scheme: str, order: str, ranks: int = 4, cu: Any = None, **options: Any) -> Callable[..., tuple[Any, Any]]:
-    """(q, k, v, sink, slopes) of the whole problem -> (out, lse) of the whole problem."""
+    """A function from (q, k, v, sink, slopes) of the whole problem to (out, lse) of the whole problem, computed on `ranks`
+    devices.
+    """
     mesh, axis, spec = mesh_of(scheme, ranks)
     dim = 0 if cu is not None else 1
     tokens, rows = P(*(None,) * dim, spec), P(*(None,) * (dim + 1), spec)
@@ -63,7 +65,7 @@ def divided(scheme: str, order: str, ranks: int = 4, cu: Any = None, **options: 
 
 
 def one_call(q: Any, k: Any, v: Any, g: Any, gl: Any, sink: Any, slopes: Any, cu: Any = None, **options: Any) -> tuple[Any, ...]:
-    """NAMES, of one call."""
+    """The results in the order of NAMES, by one call on the CPU."""
     options.pop("deterministic", None)  # the CPU always is
     options |= {} if cu is None else {"cu_seqlens_q": np.int32(cu), "cu_seqlens_k": np.int32(cu)}
     out, lse = libflash.attention(q, k, v, learnable_sink=sink, alibi_slopes=slopes, return_lse=True, **options)
@@ -74,7 +76,7 @@ def one_call(q: Any, k: Any, v: Any, g: Any, gl: Any, sink: Any, slopes: Any, cu
 
 
 def step_of(whole: Callable[..., Any], slopes: Any, sink: bool) -> Callable[..., tuple[Any, ...]]:
-    """(q, k, v, dout, dlse, sink) -> NAMES."""
+    """A compiled function from (q, k, v, dout, dlse, sink) to the results in the order of NAMES."""
 
     def run(q: Any, k: Any, v: Any, g: Any, gl: Any, s: Any) -> tuple[Any, ...]:
         def loss(q: Any, k: Any, v: Any, s: Any) -> Any:
@@ -91,7 +93,9 @@ def both(
     scheme: str, order: str, shape: tuple[int, ...] = (2, 48, 4, 2, 8, 6), ranks: int = 4, sink: bool = False,
     slopes: bool = False, cu: Any = None, dtype: str = "float64", **options: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-    """NAMES of the devices together, and of one call: in float64, or float32 for other types."""
+    """The results, in the order of NAMES, of the devices together and of one call, which computes in float64 for float64 and in
+    float32 for other types.
+    """
     q, k, v, g, gl = tensors(shape, cu is not None, dtype)
     wide = "float64" if dtype == "float64" else "float32"
     s = np.linspace(-1, 1, shape[2]).astype(wide) if sink else None
@@ -122,7 +126,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def problems(ranks: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """All schemes in both types; with other options those of two GPUs, and on more than two what these cannot have."""
+    """On two devices: the schemes ring, all_gather and heads with all types and options. On more devices: these schemes with the
+    types alone, and heads_ring, which needs more than two devices, with all types and options.
+    """
     cases = {f"{dtype}-causal-sink": {"dtype": dtype} | FIRST for dtype in ("float32", "bfloat16")}
     others = {f"bfloat16-{name}": {"dtype": "bfloat16"} | more for name, more in OTHERS.items()}
     if ranks == 2:
@@ -136,7 +142,7 @@ def problems(ranks: int) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def errors(ranks: int, scheme: str, problem: dict[str, Any]) -> dict[str, float]:
-    """Root mean square of the error over that of the values; infinity if other values are finite."""
+    """Root mean square of the error over that of the values; infinity if different elements are finite."""
     found = {}
     for name, x, y in zip(NAMES, *both(scheme, "zigzag", ranks=ranks, **{"shape": SHAPE, **problem}), strict=False):
         got, finite = np.asarray(x, np.float64), np.isfinite(y)
@@ -147,7 +153,9 @@ def errors(ranks: int, scheme: str, problem: dict[str, Any]) -> dict[str, float]
 
 
 def same_bits_again(ranks: int, scheme: str) -> bool:
-    """Of a jitted step, for two sets of values in turn, which XLA may record and replay."""
+    """Whether a jitted step gives the same bits for the same values, if it is called with two sets of values in turn. XLA may
+    record and replay the step.
+    """
     whole = divided(scheme, "zigzag", ranks, causal=True, deterministic=True)
     q, *x = tensors(SHAPE, False, "bfloat16")
     step = step_of(whole, None, False)
@@ -161,7 +169,7 @@ def same_bits_again(ranks: int, scheme: str) -> bool:
 
 
 def report(ranks: int, beginning: str = "") -> Iterator[dict[str, Any]]:
-    """Of the problems whose names begin so."""
+    """One line for each problem whose name begins with `beginning`."""
     yield {"backend": jax.default_backend(), "devices": jax.device_count()}
     if jax.device_count() < ranks:
         return

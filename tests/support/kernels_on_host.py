@@ -1,4 +1,4 @@
-"""What programs need that run sources of CUDA kernels on the host (tests/cuda/on_host/)."""
+"""Paths and source changes for programs that run sources of CUDA kernels on the host (tests/cuda/on_host/)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decode problem divided into shards of its keys, and put together again."""
+"""A decode problem divided into shards of its keys, and the whole cache from the shards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class KeyShards:
         return max(-(-len(self.rows_of(index)) // self.x.k_cache.shape[1]), 1)
 
     def _table(self, index: int) -> np.ndarray:
-        """Pages of its own for each sequence, in descending order; entries behind the last key are not to be read."""
+        """Each sequence has its own pages, in descending order. Entries after the last key must not be read."""
         columns, page = self._columns(index), self.x.k_cache.shape[1]
         made = np.arange(self.batch * columns, dtype=np.int32)[::-1].reshape(self.batch, columns).copy()
         for b in range(self.batch):

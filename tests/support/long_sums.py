@@ -1,4 +1,4 @@
-"""Problems whose sums have a million terms, all equal or nearly equal, so that rounding errors have the same sign."""
+"""Problems whose sums have a million terms, all equal or nearly equal, so that their rounding errors have the same sign."""
 
 from __future__ import annotations
 

@@ -63,7 +63,9 @@ class Guarded:
 
 
 class Workspace:
-    """Exactly `size` bytes, aligned to 256 bytes and no more, with contents, between guard bands."""
+    """Exactly `size` bytes between guard bands, aligned to 256 bytes but not to 512. `content`: "zeros", "ones" (all bits 1), or
+    random bytes.
+    """
 
     def __init__(self, size: int, content: str) -> None:
         self.size = size
@@ -86,7 +88,7 @@ class Workspace:
 def call(
     name: str, arrays: list[np.ndarray | abi.Tensor], options: c.Structure, content: str, workspace: type[Workspace] = Workspace
 ) -> int:
-    """flash_attention_<name> with a workspace of exactly the size that its query names."""
+    """Call flash_attention_<name> with a workspace of exactly the size that the workspace query returns."""
     views, size = abi._views(tuple(arrays)), c.c_size_t()
     function = f"flash_attention_{name}"
     abi.check(getattr(abi.lib, function + "_workspace_size")(*views, c.byref(options), c.byref(size)))

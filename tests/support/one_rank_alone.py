@@ -1,5 +1,5 @@
-"""A rank of a context parallel call without the others: nothing is sent, and what would arrive has arbitrary values. For the
-memory that a rank takes.
+"""A rank of a context parallel call without the other ranks: nothing is sent, and received tensors have arbitrary values. For
+tests of the memory that a rank takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from libflash import _torch_context_schedule as schedules
 
 
 def stop_sending(patch: pytest.MonkeyPatch) -> None:
-    """Of torch.distributed; and calls on parts, as on GPUs."""
+    """Disable the communication of torch.distributed, and use calls on parts of the problem, as on GPUs."""
     for name in ("all_gather", "all_to_all_single", "P2POp"):
         patch.setattr(torch.distributed, name, lambda *given, **options: None)
     patch.setattr(torch.distributed, "batch_isend_irecv", lambda operations: [])
@@ -29,7 +29,7 @@ def stop_sending(patch: pytest.MonkeyPatch) -> None:
 
 
 class OwnMemory:
-    """In place of symmetric memory: that of this rank, for all."""
+    """Replaces symmetric memory: the memory of this rank stands for that of every rank."""
 
     size = 0
 

@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--write-passed")
-    if path and not hasattr(config, "workerinput"):  # the process that hears of all tests
+    if path and not hasattr(config, "workerinput"):  # only the main process, which gets the reports of all tests
         path.unlink(missing_ok=True)
         config.pluginmanager.register(Recorder(path))
 

@@ -34,7 +34,7 @@ def transposed(shape: tuple[int, ...], **kind: Any) -> torch.Tensor:
 
 
 def packed(shape: tuple[int, ...], **kind: Any) -> torch.Tensor:
-    """The middle of three in one projection."""
+    """The middle one of three tensors in one, as in the result of a fused projection to q, k and v."""
     rows = torch.randn((*shape[:-3], shape[-2], 3, shape[-3], shape[-1]), **kind)
     return rows[..., 1, :, :].transpose(-2, -3)
 
@@ -218,7 +218,7 @@ def run(case: Case, device: str, exact: bool = False) -> Outcome:
 
 
 def strides(x: torch.Tensor) -> list[int]:
-    """Those that matter."""
+    """The strides of dimensions with more than one element."""
     return [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1] if x.numel() else []
 
 

@@ -28,7 +28,7 @@ def results(tensors: list[torch.Tensor], causal: bool, gradient: bool) -> list[t
 
 
 def divided(tensors: list[torch.Tensor], causal: bool, gradient: bool, enabled: bool) -> list[torch.Tensor] | str:
-    """The results of the shards, put together; or the words of PyTorch's refusal."""
+    """The results of the shards, put together; or the text of PyTorch's refusal."""
     mesh = init_device_mesh(tensors[0].device.type, (dist.get_world_size(),))
     shards = [x.clone() for x in tensors]
     try:
@@ -62,7 +62,7 @@ def check(device: str, dtype: torch.dtype, tolerance: float) -> None:
 
 
 def check_models_are_refused(device: str) -> None:
-    """A model's attention function is not what context_parallel replaces."""
+    """context_parallel does not replace the attention function of a model, so libflash must refuse the call."""
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
     x = torch.randn(1, 4, 64, 32, device=device)
     layer = torch.nn.Module()

@@ -1,5 +1,5 @@
-"""Cases of all options in float64, with what the oracle says of their tangents and second derivatives: for adapters that
-differentiate by transformations."""
+"""Cases of all options in float64, with the oracle's tangents and second derivatives: for adapters that differentiate by
+transformations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chosen(start: int) -> list[str]:
 
 
 def widened(x: Any) -> Any:
-    """Floats, of 16 bits too, as float64."""
+    """Arrays of floating-point numbers, also of 16 bits, as float64."""
     return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype.kind not in "biu" else x
 
 
@@ -59,7 +59,7 @@ class SecondProblem:
         return backward_tangent(dout, self.x.q, self.x.k, self.x.v, t, dlse=dlse, **self.x.options)
 
     def check(self, found: Any, wanted: Any, names: tuple[str, ...]) -> None:
-        """Without rows that belong to no sequence."""
+        """Compare results, without rows that belong to no sequence."""
         for name, *pair in zip(names, found, wanted, strict=True):
             x, y = (owned(self.case, {"lse": np.zeros((1, 0))} | {name: np.asarray(a)})[name] for a in pair)
             finite = np.isfinite(y)

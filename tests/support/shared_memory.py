@@ -1,7 +1,7 @@
 """Symmetric memory for tests: files that the processes of a host map, in place of the memory of GPUs.
 
-Copies run in a thread, late, as those of a copy engine may; what an earlier call left is overwritten with NaN as soon as that is
-allowed.
+Copies run in another thread after a random delay, as those of a copy engine may. The data of an earlier call is overwritten with
+NaN as soon as that is allowed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LATEST = 0.002  # seconds
 
 
 class HostProvider:
-    """`lacking`: the rank that has no such memory; `failing`: (operation, rank) that raises."""
+    """`lacking`: the rank that has no symmetric memory; `failing`: the (operation, rank) that raises an exception."""
 
     def __init__(self, lacking: int | None = None, failing: tuple[str, int] | None = None) -> None:
         self.lacking, self.failing = lacking, failing
@@ -74,7 +74,7 @@ class Late:
 class HostPeers:
     def __init__(self, blocks: list[torch.Tensor], axis: Axis) -> None:
         self.blocks, self.rank = blocks, axis.rank
-        self.group = weakref.ref(axis.group)  # which keeps this
+        self.group = weakref.ref(axis.group)  # weak, because the group keeps this object
         self.size = blocks[0].numel()
         self.thread = ThreadPoolExecutor(1)
         self.pending: list[Future[None]] = []
@@ -113,7 +113,7 @@ class HostPeers:
 
 
 def install(**options: Any) -> HostProvider:
-    """In this process, for tensors on the CPU."""
+    """Use this symmetric memory in this process, for tensors on the CPU."""
     provider = HostProvider(**options)
     symmetric.PROVIDERS["cpu"] = provider
     return provider

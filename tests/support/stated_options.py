@@ -1,4 +1,4 @@
-"""Where the options are stated beside the list of options, and what tests of them have in common."""
+"""The places besides the list of options that state the options, and helpers for tests that compare them."""
 
 from __future__ import annotations
 

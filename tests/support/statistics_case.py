@@ -12,7 +12,7 @@ from tolerance import Report
 
 
 def check(case: Case, made: dict[str, np.ndarray], *, heads: bool = False) -> dict[str, Report]:
-    """The errors of max_logit and entropy, as parts of their limits. `heads`: max_logit is that of heads."""
+    """The errors of max_logit and entropy, as parts of their limits. `heads`: max_logit is one number per head."""
     x = case.inputs()
     rows, largest, entropy = statistics(x.q, x.k, x.v, **x.options)
     scale = 1 + np.abs(rows[np.isfinite(rows)]).max(initial=0)
@@ -32,7 +32,7 @@ def compared(case: Case, name: str, got: np.ndarray, wanted: np.ndarray, limit: 
 
 @dataclasses.dataclass(frozen=True)
 class StatisticsCase:
-    """A case whose statistics are wanted, too."""
+    """A case of forward that is checked together with its statistics."""
 
     case: Case
 

@@ -1,4 +1,4 @@
-"""Runs a program in two processes, which find each other by a file. Its arguments: the rank, the file, further ones."""
+"""Runs a program in two processes, which find each other by a file. The program's arguments: rank, file, further arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDER = pathlib.Path(__file__).parent
 
 
 def run_in_two_processes(program: str, folder: pathlib.Path, *arguments: str, seconds: int = 300) -> list[str]:
-    """Output and errors of both, which must end with 0. `program`: in tests/support; `folder`: for the file."""
+    """Output and errors of both processes, whose exit code must be 0. `program`: in tests/support; `folder`: for the file."""
     command = [sys.executable, "-W", "ignore", str(FOLDER / program)]
     both = [
         subprocess.Popen(

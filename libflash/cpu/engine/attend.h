@@ -89,7 +89,8 @@ struct QueryTile {
 template <class A>
 constexpr A kLog2e = static_cast<A>(1.44269504088896340736L);
 
-// Factor from the scores that softmax_tile gets to exponents of 2.
+// The factor that converts the scores that softmax_tile() gets to exponents of 2. With a plain rule these scores are the products
+// q.k, and the factor contains the scale.
 template <class A>
 FLASH_INLINE A score_unit(const ScoreRule<A>& rule) {
     return rule.plain ? static_cast<A>(rule.exact_scale * 1.44269504088896340736) : kLog2e<A>;
@@ -137,9 +138,10 @@ static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims di
     query_tile.empty = false;
 }
 
-// Writes the LSE, sink included, to lse[lane]; -infinity for rows without a visible key. Leaves in softmax.rescale the factor of
-// the output. The sink of lane i is sinks[i * sink_step]; sinks may be nullptr. `sink_weights`: if not nullptr, receives the
-// probabilities of the sinks.
+// Writes the LSE, with the sink, to lse[lane]; -infinity for rows with neither a visible key nor a sink. Leaves in
+// softmax.rescale the factor by which the output accumulators must be multiplied. The sink of lane i is sinks[i * sink_step];
+// sinks may be nullptr. `kept`: the dropout factor 1 / (1 - p), or 1. `sink_weights`: if not nullptr, receives the probabilities
+// of the sinks.
 template <class T>
 static void finish_query_tile(QueryTile<T>& query_tile, const ScoreRule<Acc<T>>& rule, const double* sinks, int64_t sink_step,
                               double kept, Acc<T>* lse, Acc<T>* sink_weights = nullptr) {

@@ -1,9 +1,12 @@
-// One step of the tangent of forward: a query tile attends to a key tile, and so do the tangents. Layouts as in attend.h.
+// One step of the tangent of forward: a query tile attends to a key tile, and so do the tangents. Layouts as in attend.h. A name
+// with the prefix t is a tangent; ts are the tangents of the scores of a row.
 //
 //     acc += P V     tacc += (P (ts - pivot)) V + P tV     r += rowsum(P (ts - pivot))
 //
-// A constant of a row may be subtracted from its tangents ts: it comes back at the end. The pivot, the mean of ts over the first
-// tile that the row sees, keeps P (ts - pivot) small, so that rounding it to 16 bits loses little.
+// The pivot is a constant of a row. The result does not depend on it: once the sums are divided by the row sum, the tangent of
+// LSE is mu = pivot + r, and the tangent of the output is tacc - r acc (forward_tangent.h). The pivot is the mean of ts, weighted
+// with P, over the first key tile in which the row sees a key. It keeps P (ts - pivot) small, so that rounding to 16 bits loses
+// little.
 #pragma once
 
 #include "cpu/engine/attend.h"
@@ -16,22 +19,22 @@ namespace LIBFLASH_ISA {
 // Which inputs have tangents.
 struct TangentInputs {
     bool q, k, v, bias;
-    bool scores;  // whether scores have tangents; through the sink alone they do too
+    bool scores;  // whether ts - mu may differ from 0: also if only the sink has a tangent, since mu depends on it
 
     FLASH_INLINE explicit TangentInputs(const TangentProblem& p)
         : q(p.tangents.q.present), k(p.tangents.k.present), v(p.tangents.v.present), bias(p.tangents.bias.present),
           scores(p.moves_scores()) {}
 };
 
-// A query tile with sums of tangents. The output of `tile` holds acc (unless out is given), tacc, and r as a channel more,
-// so that rescaling and blocked sums treat them alike.
+// A query tile with sums of tangents. tile.o holds acc (unless LSE and out are given: from_lse), tacc, and r as one more channel,
+// so that rescaling and blocked sums treat all of them in the same way.
 template <class T>
 struct TangentQueryTile {
     using A = Acc<T>;
     QueryTile<T> tile;
-    Element<T>* tq = nullptr;  // [channel or pair][lane]
-    A *pivot = nullptr, *started = nullptr;
-    A *lse = nullptr, *mu = nullptr;  // from_lse: LSE as given, +infinity for rows without a visible key; mu: the tangent of LSE
+    Element<T>* tq = nullptr;                // [channel or pair][lane]
+    A *pivot = nullptr, *started = nullptr;  // started: 1 for lanes whose pivot is set, else 0
+    A *lse = nullptr, *mu = nullptr;         // LSE: with from_lse as given, +infinity for rows without a visible key; its tangent
     bool all_started = false;
 
     void lay_out(Arena& arena, HeadDims dims, bool from_lse, int64_t most_keys, int64_t width) {
@@ -80,7 +83,7 @@ struct TangentTileScratch {
     }
 };
 
-// to (+)= tK Q' + K tQ', of the given ones; 0 if neither is.
+// to = a tb^T + ta b^T, without the terms whose tangent is absent; 0 if both are absent. For scores: K tQ^T + tK Q^T.
 template <class T>
 static void multiply_tangents(const Operand<Element<T>>& a, const Element<T>* tb, const Operand<Element<T>>& ta,
                               const Element<T>* b, int64_t count, int64_t width, int64_t channels, Acc<T>* to) {
@@ -215,7 +218,7 @@ public:
         tile.empty = false;
     }
 
-    // acc (0) or tacc (1 channel block later), r last.
+    // The parts of tile.o: acc; tacc, in place of acc with from_lse; r = sums(query_tile, 1).
     A* acc(TangentQueryTile<T>& query_tile) const { return query_tile.tile.o; }
     A* tacc(TangentQueryTile<T>& query_tile) const {
         return query_tile.tile.o + (problem.from_lse ? 0 : dims.v) * query_tile.tile.lanes.width;

@@ -92,7 +92,8 @@ FLASH_INLINE void set_operands(GradientKeyTile<T>& tile, const Operand<Element<T
     if constexpr (kPaired<T>) tile.k_elements = {k_elements + offset / tile_k * elements_for<T>(tile_k) * channels, channels};
 }
 
-// What a task does with its tiles: the gradients themselves. GradientTangentWork (backward_tangent.h) has the same functions.
+// What a BackwardTask does with its tiles: it computes the gradients. GradientTangentWork (backward_tangent.h) has the same
+// functions and computes their tangents.
 template <class T>
 class GradientWork {
     using A = Acc<T>;
@@ -126,7 +127,7 @@ public:
         query_tile.delta = rows_.delta + at;
     }
 
-    // `offset`: of the tile's first key in the block.
+    // Adds the contributions of the loaded query tile and a key tile. `offset`: of the tile's first key in the block.
     void add(GradientKeyTile<T> tile, int64_t offset, const ScoreRule<A>& rule, const DropoutMask* dropout, A* dq) {
         set_operands_of(tile, offset);
         add_gradients(scratch_.query_tile, tile, dims_, rule, dropout, scratch_.tile, dq);

@@ -35,7 +35,7 @@ struct QueryTileRows {
     int64_t batch, head, query_tile, row0, rows, owned;
 };
 
-// These passes are limited by memory: one thread for each 200000 elements.
+// Threads of the passes over query rows. They are limited by memory bandwidth: one thread for each 200000 elements.
 FLASH_INLINE int row_threads(const AttentionProblem& problem, const Plan& plan, int64_t channels) {
     const int64_t rows = problem.q_rows.packed() ? problem.q_rows.capacity : problem.batch * problem.q_rows.capacity;
     const int64_t worth = rows * problem.heads_q * channels / 200000 + 1;

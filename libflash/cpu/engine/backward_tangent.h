@@ -1,5 +1,6 @@
-// The tangent of the backward pass: the tasks and loops of backward.h with other work in them. `outputs` is the problem with the
-// tangents in place of dq, dk, dv, dbias and dsink. The gradients themselves, if they are wanted, come from backward.
+// The tangent of the backward pass: the tasks and loops of backward.h with GradientTangentWork in place of GradientWork.
+// `outputs` is the problem with the tangents in place of dq, dk, dv, dbias and dsink. The gradients themselves, if they are
+// wanted, come from backward_as().
 #pragma once
 
 #include "cpu/engine/backward.h"
@@ -16,7 +17,7 @@ FLASH_INLINE AttentionProblem with_tangent_outputs(const TangentProblem& problem
     return outputs;
 }
 
-// LSE, delta, their tangents, and the accumulators of the tangent of dq.
+// LSE, delta, their tangents (mu and tdelta), and the accumulators of the tangent of dq.
 template <class A>
 struct TangentRows : BackwardRows<A> {
     A *mu = nullptr, *tdelta = nullptr;
@@ -84,7 +85,7 @@ static void prepare_row_tangents(const TangentProblem& problem, const Plan& plan
     });
 }
 
-// The tangent of dsink = -sum of p_sink delta, as compute_dsink().
+// The tangent of dsink = -sum of p_sink * delta, with the tasks of compute_dsink().
 template <class T>
 static void compute_dsink_tangent(const TangentProblem& problem, const Plan& plan, const TangentRows<Acc<T>>& rows) {
     const Tiling tiling(problem.q_rows, plan.tile_q);
@@ -106,7 +107,7 @@ static void compute_dsink_tangent(const TangentProblem& problem, const Plan& pla
     });
 }
 
-// The rows of the tangents of q and dout from the first lane on.
+// Loads the tangents of q and dout for the rows of the lanes. `rows_too`: also in rows, for products that sum over queries.
 template <class T>
 static void load_tangent_operands(const TangentProblem& problem, int64_t batch, int64_t head, const TangentRows<Acc<T>>& rows,
                                   int64_t tile, HeadDims dims, bool rows_too, BackwardTangentScratch<T>& scratch) {
@@ -223,7 +224,7 @@ template <class T>
 static Plan plan_backward_tangent_as(const TangentProblem& problem) {
     Plan plan = plan_key_tasks<TangentRows<Acc<T>>, BackwardTangentScratch<T>>(problem, 5.5);
     if (!problem.with_gradients()) return plan;
-    // One plan for both: backward needs less.
+    // backward_as() runs first, with the same plan and workspace.
     Arena rows(nullptr), scratch(nullptr);
     BackwardRows<Acc<T>>(problem, plan, rows);
     BackwardScratch<T>(problem, plan, scratch);

@@ -2,7 +2,7 @@
 // terms these errors have the same sign and become visible in a 16-bit result. So the row sum and the output of a query tile run
 // over blocks of kSumBlockKeys keys. After each block they are added to totals and restart at zero.
 //
-// Block boundaries depend only on the positions of the keys. Sequences of at most kSumBlockKeys keys have no totals.
+// Block boundaries depend only on the indices of the keys. Sequences of at most kSumBlockKeys keys have no totals.
 #pragma once
 
 #include "cpu/engine/softmax.h"
@@ -37,7 +37,8 @@ struct BlockedSums {
     }
 };
 
-// For lanes i and on; before the row sums, which it needs as they were.
+// Adds the exponent sums of the vector of lanes that begins at lane i to their totals, which are first scaled by
+// weight = 2^change. Call it before the row sums are added: it needs the totals of the row sums without the current block.
 template <class A>
 FLASH_INLINE void add_exponent_sums_to_totals(SoftmaxState<A>& softmax, BlockedSums<A>& totals, int64_t i, Vec<A> change,
                                               Vec<A> weight) {
@@ -50,8 +51,8 @@ FLASH_INLINE void add_exponent_sums_to_totals(SoftmaxState<A>& softmax, BlockedS
     store(softmax.exponent_sum + i, Vec<A>{});
 }
 
-// Adds the row sums to their totals. Leaves in softmax.rescale the factor of the output's totals, to be applied before the
-// output is added. unit: see score_unit().
+// Adds the row sums to their totals. Leaves in softmax.rescale the factor by which the totals of the output must be multiplied
+// before the output is added. unit: see score_unit().
 template <class A>
 static void add_row_sums_to_totals(SoftmaxState<A>& softmax, BlockedSums<A>& totals, int64_t width, A unit) {
     for (int64_t i = 0; i < width; i += kLanes<A>) {

@@ -1,5 +1,5 @@
-// Vectors and operands of products from the rows of an 8-bit KV cache. The values are exact in every type of q, so a product has
-// the same bits as with a cache of that type that holds the same values.
+// Vectors and operands of products from the rows of an 8-bit KV cache. Every code, without its scale, is exact in every type of
+// q. So a product has the same bits as with a cache of q's type that holds the same numbers.
 #pragma once
 
 #include <type_traits>
@@ -14,7 +14,8 @@ FLASH_INLINE F32 widen_half_bits(__m256i bits) { return _mm512_cvtph_ps(bits); }
 FLASH_INLINE __m128i load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 FLASH_INLINE F32 load_wide(const int8* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(p))); }
 FLASH_INLINE F32 load_wide(const e5m2* p) { return widen_half_bits(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8)); }
-// The exponent of half has a bias larger by 8. The magnitude 0x7f is NaN.
+// The code's exponent and mantissa become those of a half. The factor 256 is needed because the exponent bias of half is larger
+// by 8. The magnitude 0x7f is NaN.
 FLASH_INLINE F32 load_wide(const e4m3* p) {
     const __m256i code = _mm256_cvtepi8_epi16(load_bytes(p)), magnitude = _mm256_set1_epi16(0x7f);
     const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(code, magnitude), magnitude);
@@ -56,7 +57,7 @@ FLASH_INLINE F32 load_wide(const C* p) {
 }
 #endif
 
-// As many values of a row as a vector of accumulators has lanes, from a cache of type C.
+// Loads as many values of a row as a vector of accumulators has lanes, from a cache of type C.
 template <class A, class C>
 FLASH_INLINE Vec<A> load_cached(const C* p) {
     static_assert(std::is_same_v<Acc<C>, A>);
@@ -108,7 +109,7 @@ static Operand<Element<T>> code_rows_operand(const Rows& rows, int64_t first, in
     return {buffer, width};
 }
 
-// row_elements_operand() for such rows.
+// row_elements_operand() for rows of a cache of another type than T.
 template <class T, class Rows>
 static Operand<Element<T>> code_row_elements_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
                                                      Element<T>* buffer) {
@@ -130,7 +131,7 @@ static Operand<Element<T>> code_row_elements_operand(const Rows& rows, int64_t f
     }
 }
 
-// Operands of rows of T or of codes.
+// Operands from rows whose elements are of type T or codes.
 template <class T, class Rows>
 FLASH_INLINE Operand<Element<T>> cached_rows_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
                                                      Element<T>* buffer) {

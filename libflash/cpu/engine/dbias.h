@@ -13,7 +13,7 @@ struct DbiasAxis {
     bool is_broadcast;  // size 1, broadcast along this dimension
     int64_t size, step;
     int64_t tasks() const { return is_broadcast ? 1 : (size + step - 1) / step; }
-    // The positions, out of `extent`, that task `at` sums.
+    // The indices in [0, extent) that task `at` sums.
     KeyRange positions(int64_t at, int64_t extent) const {
         if (is_broadcast) return {0, extent};
         const int64_t last = (at + 1) * step;
@@ -23,7 +23,7 @@ struct DbiasAxis {
     int64_t elements(int64_t at) const { return is_broadcast ? 1 : size - at * step < step ? size - at * step : step; }
 };
 
-// The query tile of the lanes, for sums over channels, with its row statistics.
+// Loads the query tile of the lanes as operands of products that sum over channels, with its LSE and delta.
 template <class T>
 static void load_query_rows(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows, int64_t batch,
                             int64_t head, HeadDims dims, GradientQueryTile<T>& query_tile) {
@@ -55,7 +55,7 @@ public:
         load_query_rows<T>(problem_, plan_, rows_, batch, head, dims_, scratch_.query_tile);
     }
 
-    // [key][lane]
+    // The score gradients of keys first to first + count - 1, [key][lane].
     const A* of_tile(int64_t batch, int64_t head, const ScoreRule<A>& rule, int64_t first, int64_t count) {
         const int64_t key_head = head / problem_.group_size();
         const auto k = rows_of<const T>(problem_.k, problem_.k_rows, batch, key_head);

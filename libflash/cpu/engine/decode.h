@@ -96,7 +96,7 @@ private:
         return {memory_.rotated + problem_.q_rows.before(batch_) * position + head * dim, position, dim, group, block_.row0};
     }
 
-    // Of a query tile in partial results: [row block][key head].
+    // Number of a query tile, counted by [row block][key head]. Its partial results have `splits` consecutive numbers.
     int64_t index(int64_t key_head) const { return number_ * problem_.heads_k + key_head; }
 
     void start(QueryTile<T>& query_tile, int64_t key_head) const {
@@ -118,7 +118,7 @@ private:
         finish(whole, key_head);
     }
 
-    // Adds the partial results from number `first` on in ascending order, with vectors along the channels.
+    // combine() with vectors along the channels: adds the partial results from number `first` on in ascending order.
     void fold(int64_t first, QueryTile<T>& whole) const {
         const Partials<T>& parts = part_.partials;
         whole.softmax.start(whole.lanes.width);
@@ -145,7 +145,7 @@ private:
         for (int64_t i = 0; i < block_.rows; ++i) *to(i) = scratch_.lse[i];
     }
 
-    // To an output of type R.
+    // Stores the rows of a query tile to an output of type R.
     template <class R>
     void store(QueryTile<T>& query_tile, int64_t head, int64_t start) const {
         const RowStrides at = row_strides(problem_.out);
@@ -167,8 +167,8 @@ private:
     ScoreRule<A> rule_;
 };
 
-// Estimated cost of `keys` keys for one row block. For small query counts the time is that of reading the cache, which is about
-// the cost of kSmallQRows rows.
+// Estimated floating-point operations for `keys` keys and one row block. With few rows the time is that of reading the cache,
+// which is about the cost of kSmallQRows rows.
 FLASH_INLINE double decode_flops(const DecodeProblem& problem, const DecodeSizes& sizes, double keys) {
     const int64_t width = sizes.few_rows ? kSmallQRows : sizes.width;
     return 2 * keys * static_cast<double>(problem.heads_k * width * (sizes.dims.qk + sizes.dims.v));
@@ -202,8 +202,8 @@ static double flops_of_call(const DecodeProblem& problem, const DecodePart<T>& p
     return decode_flops(problem, part.sizes, keys);
 }
 
-// Task `n` of a part. For few rows, the heads of a range of keys are neighbouring tasks: their rows are neighbours in the cache.
-// Otherwise the row blocks of a sequence are, which share the keys of a head.
+// Task `n` of a part. For few rows, neighbouring tasks process the heads of one range of keys, which are neighbours in the cache.
+// Otherwise neighbouring tasks process the row blocks of a sequence, which share the keys of a head.
 template <class T>
 static void run_decode_task(const DecodeProblem& problem, const DecodePart<T>& part, const DecodeMemory<T>& memory, int thread,
                             int64_t n) {

@@ -11,8 +11,7 @@ namespace LIBFLASH_ISA {
 
 constexpr int64_t kDecodeKeys = 128;  // keys of a tile
 
-// Some query rows of one sequence that share a key head: `rows` of the group's rows from `row0` on. Row n of a group is query
-// head n % group at position n / group.
+// A row block: `rows` of the rows that share a key head in one sequence, from row `row0` on. See GroupRows for their order.
 struct RowBlock {
     int64_t batch = 0, row0 = 0, rows = 0;
 };
@@ -24,8 +23,8 @@ struct DecodeSizes {
     HeadDims dims;
     KeyParts parts;
     int64_t rows_of_sequence = 0;  // dense: query rows of one key head of each sequence
-    int64_t block_rows = 0;        // of a full row block
-    int64_t most_rows = 0;         // of a row block
+    int64_t block_rows = 0;        // rows of a full row block
+    int64_t most_rows = 0;         // rows of the largest row block
     int64_t blocks = 0;            // row blocks of one key head
     int64_t width = 0;             // lanes of a query tile, whole vectors
     Splits ranges;
@@ -39,7 +38,7 @@ struct DecodeSizes {
     int64_t output_elements() const { return small_q() ? most_rows * row_stride : width * dims.v; }
     int64_t head_tasks(const DecodeProblem& problem) const { return ceil_div(problem.heads_k, heads_per_task); }
     int64_t tasks(const DecodeProblem& problem) const { return blocks * splits * head_tasks(problem); }
-    // Dense: number `n` of the row blocks.
+    // Row block `n` of a dense call.
     RowBlock block(int64_t n) const {
         const int64_t tiles = ceil_div(rows_of_sequence, block_rows), row0 = n % tiles * block_rows;
         const int64_t left = rows_of_sequence - row0;
@@ -75,7 +74,7 @@ FLASH_INLINE void count_rows_of_packed(DecodeSizes& sizes, const DecodeProblem& 
     if (sequences == 0) sizes.blocks = 0;
 }
 
-// With FLASH_FLAG_INVARIANT_ROWS a split is a segment, or all keys; bits do not depend on which.
+// With FLASH_FLAG_INVARIANT_ROWS a split is a segment, or there is one split for all keys. The results have the same bits.
 FLASH_INLINE void choose_splits(DecodeSizes& sizes, const DecodeProblem& problem, int threads) {
     sizes.segment = kSumBlockKeys;
     if (problem.invariant_rows) {
@@ -154,7 +153,7 @@ struct DecodePart {
         DecodeScratch<T>().lay_out(one, sizes, problem.cache.capacity);
         scratch_bytes = one.used();
     }
-    // Finds the row blocks of this call. Reads the lengths.
+    // Finds the row blocks of this call: a packed call reads its lengths. Sets the counters of finished splits to 0.
     void start(const DecodeProblem& problem) {
         blocks = list ? 0 : sizes.blocks;
         for (int64_t b = 0; list && b < problem.batch; ++b) {

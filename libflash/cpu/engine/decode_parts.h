@@ -41,7 +41,7 @@ FLASH_INLINE const float* scale_start(const CacheScale& scale, int64_t batch, in
     return scale.present ? scale.data + batch * scale.batch_stride + head * scale.head_stride : &kNoScale;
 }
 
-// Of a contiguous cache of q's type.
+// For a contiguous cache of q's type.
 template <class T>
 FLASH_INLINE CachedHead<StridedRows, T, T> entry_head(const DecodeProblem& problem, int64_t batch, int64_t head) {
     const KvCache& cache = problem.cache;
@@ -58,7 +58,7 @@ FLASH_INLINE CachedHead<StridedRows, T, T> entry_head(const DecodeProblem& probl
     return made;
 }
 
-// Rows in pages. A contiguous cache counts as one page, the entry of the sequence.
+// Rows of one sequence in pages. A contiguous cache counts as one page, the entry of the sequence.
 template <class T>
 FLASH_INLINE PagedRows<const T> rows_in_pages(const KvCache& cache, int64_t batch, const void* start, int64_t block_stride,
                                               int64_t row_stride) {
@@ -72,7 +72,7 @@ FLASH_INLINE PagedRows<const T> rows_in_pages(const KvCache& cache, int64_t batc
     return {data + entry * block_stride, 0, row_stride, &first_page, 0, INT32_MAX};
 }
 
-// Of any cache.
+// For any cache: contiguous or paged, of q's type or of codes.
 template <class T, class C>
 FLASH_INLINE CachedHead<PagedRows, T, C> paged_head(const DecodeProblem& problem, int64_t batch, int64_t head) {
     const KvCache& cache = problem.cache;
@@ -92,14 +92,14 @@ FLASH_INLINE CachedHead<PagedRows, T, C> paged_head(const DecodeProblem& problem
     return made;
 }
 
-// Rows whose first channel is channel `c`.
+// The same rows without their first `c` channels.
 template <class Rows>
 FLASH_INLINE Rows from_channel(Rows rows, int64_t c) {
     rows.data += c;
     return rows;
 }
 
-// Elements of one lane of a query tile with parts.
+// Elements that one query row has in a query tile with parts.
 template <class T>
 FLASH_INLINE int64_t query_elements(const KeyParts& parts) {
     return parts.groups * elements_for<T>(parts.group_size) + elements_for<T>(parts.rope_dim);
@@ -169,7 +169,7 @@ static void scale_probabilities(const Lanes<A>& lanes, const A* p, const ScaleRo
     }
 }
 
-// attend() for keys first to first + count - 1 with parts. scratch.additive is its second buffer of a tile.
+// attend() for keys first to first + count - 1 with parts. Uses scratch.additive as a second buffer for a tile.
 template <class T, class Cached>
 static void attend_parts(QueryTile<T>& query_tile, const Cached& cached, const KeyParts& parts, HeadDims dims, int64_t first,
                          int64_t count, const ScoreRule<Acc<T>>& rule, const KeyTileScratch<T>& keys,

@@ -1,4 +1,4 @@
-// Rows of decode: the query heads of a group as rows of one matrix, and cached keys, contiguous or paged.
+// Rows of decode: the query rows of a group of heads as rows of one matrix, and cached keys, contiguous or paged.
 #pragma once
 
 #include "cpu/engine/problem_rows.h"
@@ -8,7 +8,7 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// The query rows that share a key head: row n is query head n % group at position n / group.
+// The query rows of one sequence that share a key head: row n is row n / group of query head n % group of the group.
 template <class T>
 struct GroupRows {
     static constexpr bool kStrided = false;

@@ -1,12 +1,14 @@
-// Decode with vectors along the channels: for at most kSmallQRows query rows per key head, and for any number with
-// FLASH_FLAG_INVARIANT_ROWS. With one query row per lane most lanes would be idle, and the time is that of reading the cache. So
-// the heads of a few keys are processed before the next keys, and the cache is read in memory order. Scores are stored as
-// [row][key], outputs as [row][channel].
+// Decode with vectors along the channels: for at most kSmallQRows query rows per key head, and for any number of rows with
+// FLASH_FLAG_INVARIANT_ROWS. With few query rows, one row per lane would leave most lanes idle, and the time is that of reading
+// the cache. So all heads of a few keys are processed before the next keys: the cache is read in memory order. Scores are stored
+// as [row][key], outputs as [row][channel].
 //
-// The bits of a row depend only on the row, its keys and their numbers. Not on the rows beside it: key tiles begin at multiples
-// of kSmallQKeys and groups of values at multiples of kSmallQValues, counted from the first key of the sequence, and a key that a
-// row does not see is left out of its sums. Nor on how work is divided: at each multiple of `segment` keys the sums begin anew,
-// and fold_segment() adds the segments in ascending order, in one task or after several.
+// The bits of a row depend only on the row, its keys and the indices of these keys.
+// - They do not depend on the other rows of the tile: key tiles begin at multiples of kSmallQKeys and groups of values at
+//   multiples of kSmallQValues, counted from the first key of the sequence, and a key that a row does not see is left out of its
+//   sums.
+// - They do not depend on how the work is divided: the sums start from zero at each multiple of `segment` keys, and
+//   fold_segment() adds the segments in ascending order, within one task or after several tasks.
 #pragma once
 
 #include "cpu/cancel.h"
@@ -16,7 +18,8 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// Products with the keys of a tile. Rows that see none of some neighbouring keys are left out; their scores are hidden later.
+// Products with the keys of a tile, for a vector of neighbouring keys at a time. Rows that see none of these keys are skipped;
+// small_q_scores() hides their scores.
 template <class T, class C>
 static void small_q_score_products(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, HeadDims dims) {
     constexpr int64_t L = kLanes<Acc<T>>;

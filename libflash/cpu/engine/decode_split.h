@@ -1,7 +1,8 @@
 // Splits: ranges of keys that are processed independently ("split-KV"), and the combination of their partial results.
 //
 // The bounds of a split depend on the shape of the call and the length of the sequence; never on the capacity of the cache or
-// the number of threads. With a fixed split_size they depend only on the positions of the keys.
+// the number of threads. With a fixed split_size every split but the last has split_size keys. With FLASH_FLAG_INVARIANT_ROWS the
+// number of threads may decide whether there are splits.
 #pragma once
 
 #include "cpu/engine/attend.h"
@@ -47,7 +48,7 @@ private:
     bool automatic_ = false;
 };
 
-// The softmax state and output of query tiles, one for each split.
+// Partial results: the softmax state and output of a query tile for one split.
 template <class T>
 struct Partials {
     using A = Acc<T>;
@@ -70,7 +71,7 @@ struct Partials {
     }
 };
 
-// Combines row maxima and row sums of partial results n to n + splits - 1; replaces their row_max by their weights.
+// Combines row maxima and row sums of partial results n to n + splits - 1. Overwrites their row_max with their weights.
 template <class T>
 static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, QueryTile<T>& query_tile) {
     using A = Acc<T>;

@@ -55,6 +55,7 @@ static void dropout_words(const DropoutMask& mask, const uint64_t* rows, int64_t
     }
 }
 
+// Comparison results: all bits set in the lanes whose random word is at least the threshold.
 FLASH_INLINE I32 kept_lanes(const uint32_t* words, uint32_t threshold, float) { return (I32)(load(words) >= threshold); }
 FLASH_INLINE Vec<int64_t> kept_lanes(const uint32_t* words, uint32_t threshold, double) {
     return (Vec<int64_t>)(__builtin_convertvector(*reinterpret_cast<const U32HalfUnaligned*>(words), U64) >= uint64_t{threshold});

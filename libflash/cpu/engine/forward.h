@@ -17,8 +17,8 @@ FLASH_INLINE void choose_forward_tiles(const AttentionProblem& problem, Plan& pl
     plan.tile_k = static_cast<int>(tile_size(problem, problem.k_rows, problem.request.tile_k, kForwardKeys, 512));
 }
 
-// Query tiles of a task. They share each key tile, which is packed once for all of them: as many as leave several tasks per
-// thread and fit the L2 cache. The bits of a row do not depend on it.
+// The number of query tiles of a task. They share each key tile, which is packed once for all of them. There are as many as leave
+// several tasks per thread and fit the L2 cache. The bits of a row do not depend on this number.
 FLASH_INLINE int64_t query_tiles_per_task(const AttentionProblem& problem, const Plan& plan) {
     const int64_t query_tiles = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
     int64_t most = problem.head_dim + problem.head_dim_v > 512 ? 2 : kMostQueryTiles;
@@ -192,8 +192,8 @@ static Plan plan_forward_as(const AttentionProblem& problem) {
     return plan;
 }
 
-// Calls body(arena, tile, head, rows) for each task: `rows` rows from the tile's first one on. The arena is the thread's part of
-// the workspace.
+// Calls body(arena, tile, head, rows) for each task. The task has `rows` rows, from tile.first_row on. The arena is the thread's
+// part of the workspace.
 template <class Body>
 FLASH_INLINE void run_query_tasks(const AttentionProblem& problem, const Plan& plan, void* workspace, const Body& body) {
     const int64_t task_rows = plan.tile_q * query_tiles_per_task(problem, plan);

@@ -1,4 +1,4 @@
-// The tangent of the forward pass, by itself from a given LSE or together with forward. Tasks as in forward.h.
+// The tangent of the forward pass: alone, from given LSE and out (from_lse), or together with forward. Tasks as in forward.h.
 #pragma once
 
 #include "cpu/engine/attend_tangent.h"
@@ -76,7 +76,7 @@ private:
         }
     }
 
-    // The blocked sums then have the weight 1 everywhere.
+    // Row maxima of 0 give all blocks of the blocked sums the weight 1.
     void read_lse(TangentQueryTile<T>& query_tile) {
         const Lanes<A>& lanes = query_tile.tile.lanes;
         for (int64_t i = 0; i < lanes.width; ++i) {
@@ -140,7 +140,7 @@ private:
     }
 
     // Leaves in softmax.rescale the factor of the sums (0 for rows without a visible key), in query_tile.lse and .mu the results,
-    // and in r the distance of mu from the pivot.
+    // and in r the difference mu - pivot.
     void finish_rows(TangentQueryTile<T>& query_tile) {
         QueryTile<T>& tile = query_tile.tile;
         const double kept = problem_.dropout.active() ? dropout_.kept : 1.0;
@@ -181,7 +181,7 @@ private:
                 }
                 store(to, factor == 0 ? Vec<A>{} : tangent);
             }
-        A *delta = tile.softmax.row_max, *tdelta = tile.softmax.row_sum;  // no longer needed
+        A *delta = tile.softmax.row_max, *tdelta = tile.softmax.row_sum;  // row_max and row_sum are no longer needed
         for (int64_t i = 0; i < width; ++i) delta[i] = tdelta[i] = 0;
         const auto dot = [&](const StridedRows<const T>& of, int64_t row, int64_t c, Vec<A> v) __attribute__((always_inline)) {
             return of.data ? sum_of_lanes<A>(load_part(of(row0 + row) + c, dims_.v - c) * v) : A(0);

@@ -73,6 +73,7 @@ FLASH_INLINE U32 round_to_pairs(F32 first, F32 second) {
 }
 #endif
 
+// Rows of A that one instruction multiplies.
 template <class E>
 constexpr int kRowsAtOnce = 1;
 #if FLASH_BF16_DOT && defined(LIBFLASH_NEON)
@@ -82,6 +83,7 @@ constexpr int kRowsAtOnce<Pair> = 2;
 
 enum class Start { zero, add, scaled };  // what the sum is added to: 0, C, or C * factors[n]
 
+// A(m, k) = a[m * a_m + k * a_k], B[k][n] = b[k * b_k + n], C[m][n] = c[m * c_m + n]; strides in elements.
 template <class E>
 struct Product {
     using Acc = Accumulator<E>;
@@ -93,7 +95,7 @@ struct Product {
     Acc* c;
     int64_t c_m;
     Start start;
-    const Acc* factors;
+    const Acc* factors;                 // for Start::scaled
     const void* interleaved = nullptr;  // of gemm_bfmmla.h: the columns of B that are multiplied, in the order of the instruction
 };
 
@@ -175,7 +177,6 @@ constexpr int tile_rows(int vectors) {
     const int fit = (kVectorRegisters - 1 + kRegistersOfRow - vectors) / (vectors + kRegistersOfRow);
     return vectors == 1 ? 8 : fit > 6 ? 6 : fit;
 }
-// kRowsAtOnce<E>: rows that one instruction multiplies.
 template <int NV, class E>
 constexpr int kTileRows = tile_rows(NV) / kRowsAtOnce<E> * kRowsAtOnce<E>;
 

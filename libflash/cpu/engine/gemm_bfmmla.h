@@ -1,5 +1,5 @@
-// Products of bf16 pairs with the matrix instruction BFMMLA of Arm: two rows of A times two columns of B, summed over two pairs,
-// which is four times the products of an instruction on floats. The operands stay as gemm.h has them; columns of B are
+// Products of bf16 pairs with the matrix instruction BFMMLA of Arm: two rows of A times two columns of B, summed over two pairs.
+// It computes four times as many products as an instruction on floats. The operands have the layouts of gemm.h; columns of B are
 // interleaved once for all register tiles that use them. Included by gemm.h.
 #pragma once
 
@@ -18,8 +18,9 @@ FLASH_INLINE uint32x2_t load_pair_twice(const Pair* p) {
     return vdup_n_u32(bits);
 }
 
-// The operand of rows m and m + 1 for pairs k and k + 1: (m, k), (m, k + 1), (m + 1, k), (m + 1, k + 1). Without a row m + 1 it
-// is row m twice; without a pair k + 1 that is 0. Neighbours are either the pairs of a row (a_k = 1) or of a column (a_m = 1).
+// The operand of rows m and m + 1 for pairs k and k + 1: (m, k), (m, k + 1), (m + 1, k), (m + 1, k + 1). Without kNextRow row m
+// stands for row m + 1; without kNextPair pair k + 1 is 0. In memory, neighbours are pairs of a row (a_k = 1) or of a column
+// (a_m = 1).
 template <bool kNextRow, bool kNextPair>
 FLASH_INLINE bfloat16x8_t load_two_rows(const Pair* a, int64_t a_m, int64_t a_k) {
     const uint32x2_t none = vdup_n_u32(0);
@@ -91,7 +92,8 @@ FLASH_INLINE void load_rows(const Pair* a, int64_t a_m, int64_t a_k, bfloat16x8_
                                 : load_two_rows<false, kNextPair>(a + m * a_m, a_m, a_k);
 }
 
-// The same where a register tile has whole vectors along the rows: four pairs of a row, or the pairs of four rows.
+// load_rows() with loads of whole vectors: four pairs of each row (a_k = 1; operands for two steps), or one pair of each of four
+// rows (a_m = 1).
 FLASH_INLINE uint32x4_t load_four_pairs(const Pair* p) {
     uint32x4_t pairs;
     std::memcpy(&pairs, p, sizeof pairs);

@@ -1,5 +1,5 @@
 // Products of floats with the instructions of Arm that multiply a vector by one lane of another: one load gives four elements of
-// A, which gemm.h loads one by one. Sums are made in the same order, so the bits are the same. Included by gemm.h.
+// A, which gemm.h loads one by one. The order of the sums is that of gemm.h, so the bits are the same. Included by gemm.h.
 #pragma once
 
 namespace libflash::cpu {

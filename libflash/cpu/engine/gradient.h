@@ -1,5 +1,5 @@
-// One step of the backward pass for a query tile and a key tile: recomputes the scores, from them and LSE the probabilities,
-// from those the score gradients, all stored [key][lane]; then adds to dq, dk and dv.
+// One step of the backward pass for a query tile and a key tile. It recomputes the scores, computes the probabilities from the
+// scores and LSE, and the score gradients from the probabilities; all are stored [key][lane]. Then it adds to dq, dk and dv.
 #pragma once
 
 #include "cpu/engine/attend.h"
@@ -108,8 +108,8 @@ struct GradientStep {
 FLASH_INLINE void store_bf16(Pair* row, int64_t lane, F32 v) { store_narrow(reinterpret_cast<bfloat16*>(row) + lane, v); }
 #endif
 
-// Stores p, ds of key j, and with pairs of key j + 1 too if it exists, as operands of products (kPacked), or over scores and
-// dp.
+// Stores p and ds of key j for the vector of lanes that begins at lane i. With kPacked it stores them as operands of products;
+// with pairs, p and ds of key j + 1 too, if there is one. Without kPacked it overwrites scores and dp.
 template <bool kPacked, class T>
 FLASH_INLINE void store_gradients(const GradientScratch<T>& scratch, int64_t j, int64_t i, int64_t width,
                                   const ElementGradient<Acc<T>>& here, [[maybe_unused]] const ElementGradient<Acc<T>>& next,

@@ -1,10 +1,11 @@
-// One step of the tangent of backward for a query tile and a key tile, all tiles stored [key][lane]:
+// One step of the tangent of backward for a query tile and a key tile. A name with the prefix t is a tangent; mu is the tangent
+// of LSE. All tiles are stored [key][lane]:
 //
-//     dp, tdp: products with dout, tdout, after dropout     below = ts - mu
+//     dp = dout V^T and its tangent tdp, after dropout     below = ts - mu
 //     ds = p (dp - delta)     tds = p below (dp - delta) + p (tdp - tdelta)
 //     dz = g ds     tdz = tg ds + g tds     g, tg: slope of the softcap and its tangent
 //
-// then adds to the tangents of dq, dk and dv.
+// Then it adds to the tangents of dq, dk and dv.
 #pragma once
 
 #include "cpu/engine/attend_tangent.h"
@@ -71,8 +72,8 @@ template <class T, bool kRare>
 struct GradientTangentStep {
     using A = Acc<T>;
     const GradientTangentScratch<T>& scratch;
-    const Vec<A> unit;     // factor of the scores: the scale, or 1 if they have it
-    const Vec<A> scale;    // of the tangents of the products
+    const Vec<A> unit;     // factor of the scores: the scale, or 1 if they include it
+    const Vec<A> scale;    // factor of the tangents of the products
     const Vec<A> inverse;  // 1 / softcap
     const bool softcap, dropout;
 
@@ -109,7 +110,8 @@ struct GradientTangentStep {
         }
         const Vec<A> excess = dp - row.delta, ds = p * excess;
         const Vec<A> tds = p * below * excess + p * (tdp - row.tdelta);
-        const auto shown = [&](Vec<A> x) __attribute__((always_inline)) { return hidden ? Vec<A>{} : x; };  // x may be NaN there
+        // x of a hidden key may be NaN.
+        const auto shown = [&](Vec<A> x) __attribute__((always_inline)) { return hidden ? Vec<A>{} : x; };
         return {{p_kept, shown(slope * ds)}, {shown(p_kept * below), shown(slope_tangent * ds + slope * tds)}, shown(tds)};
     }
 };
@@ -138,7 +140,7 @@ static void gradient_tangent_tile(const GradientTangentStep<T, kRare>& step, con
     }
 }
 
-// tanh(z / softcap) of the products in `scores`.
+// tanh(z / softcap), where z is the scale times a product in `scores`.
 template <class A>
 static void fill_tanh(const ScoreRule<A>& rule, int64_t elements, const A* scores, A* to) {
     const Vec<A> factor = broadcast(rule.scale), inverse = broadcast(rule.softcap_inverse);

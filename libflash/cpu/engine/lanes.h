@@ -27,7 +27,7 @@ struct Lanes {
     Integer<A>*first_key = nullptr, *last_key = nullptr;
     KeyRange seen_by_any, seen_by_all;
 
-    A* alibi_position = nullptr;  // the key position at distance 0
+    A* alibi_position = nullptr;  // position of the row, as ALiBi counts it: a key at this position has distance 0
     A* alibi_slope = nullptr;
 
     void lay_out(Arena& arena) {

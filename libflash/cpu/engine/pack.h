@@ -89,8 +89,8 @@ static void pack_columns(const Rows& rows, int64_t count, int64_t height, int64_
     }
 }
 
-// How a product reads its rows: each once from end to end, or all of them repeatedly, a few channels at a time. In the second
-// case rows with a large stride conflict in the cache, so they are copied.
+// How a product reads its rows: each row once from end to end, or all rows repeatedly, a few channels at a time. In the second
+// case rows with a large stride compete for the same cache sets, so they are copied.
 enum class Reads { once, often };
 
 // A operand of a product that sums over channels (or, without pairs, over rows), in place if possible. `buffer` has count x
@@ -143,7 +143,7 @@ static void pack_row_elements(const Rows& rows, int64_t first, int64_t count, in
     }
 }
 
-// The same for an A operand, which needs no padding: in place if possible.
+// The same as an A operand, which needs no padding and may use the rows in place.
 template <class T, class Rows>
 static Operand<Element<T>> row_elements_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
                                                 Element<T>* buffer) {

@@ -13,9 +13,9 @@ namespace LIBFLASH_ISA {
 constexpr int64_t kForwardKeys = 128;
 constexpr int64_t kBackwardKeys = 128;
 
-// The requested size or the default, at most the longest sequence, which keeps the workspace of small problems small. With a
-// block mask it is a power of two, so that no tile crosses a block boundary (unless one tile holds the whole sequence within one
-// block).
+// The requested tile size or the default `usual`, but not larger than the longest sequence, which keeps the workspace of small
+// problems small. With a block mask it is a power of two, so that no tile crosses a block boundary, except if one tile holds the
+// whole sequence and the sequence fits in one block.
 FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, const Sequences& sequences, int64_t requested, int64_t usual,
                                int64_t most) {
     int64_t size = requested > 0 ? (requested < most ? requested : most) : usual;
@@ -27,7 +27,8 @@ FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, const Sequences&
     return power;
 }
 
-// An upper bound that reads no lengths. `products`: number of product pairs, in units of the forward pass.
+// An upper bound of the floating-point operations, which does not read the lengths of sequences. `products`: the number of pairs
+// of matrix products; the forward pass has one pair, Q K^T and P V.
 FLASH_INLINE double attention_flops(const AttentionProblem& problem, double products) {
     const double rows =
         static_cast<double>(problem.q_rows.packed() ? problem.q_rows.capacity : problem.batch * problem.q_rows.capacity);

@@ -14,7 +14,7 @@ FLASH_INLINE StridedRows<T> rows_of(const TensorView& tensor, const Sequences& s
     return {static_cast<T*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
 }
 
-// lse and dlse have the accumulator type.
+// The rows of lse, dlse or delta, which have the accumulator type.
 template <class A>
 FLASH_INLINE StridedRows<A> lse_rows_of(const TensorView& tensor, const Sequences& sequences, int64_t batch, int64_t head) {
     if (!tensor.present) return {};
@@ -40,7 +40,7 @@ struct ResultRows {
     FLASH_INLINE A* wide_row(int64_t row) const { return static_cast<A*>(data) + row * stride; }
     FLASH_INLINE T* row(int64_t r) const { return static_cast<T*>(data) + r * stride; }
 
-    // `count` of the vector's lanes exist.
+    // `count`: how many channels there are from `channel` on; lanes of the vector beyond them are not stored.
     FLASH_INLINE void store(int64_t r, int64_t channel, Vec<A> v, int64_t count) const {
         if (wide)
             store_part(wide_row(r) + channel, v, count);
@@ -137,7 +137,7 @@ public:
     struct Tile {
         int64_t batch, first_row;
     };
-    // An upper bound of the tile numbers that does not read cu_seqlens.
+    // An upper bound of the number of tiles, which does not read cu_seqlens.
     int64_t count() const {
         if (sequences_.batch == 0) return 0;  // a packed tensor may have rows but no sequence
         if (sequences_.packed()) return sequences_.capacity / size_ + sequences_.batch;

@@ -20,15 +20,17 @@ struct ScoreRule {
     bool plain = true;
     const ScoreTensor *bias = nullptr, *mask = nullptr;
     int64_t batch = 0, head = 0;
-    RowNumbers columns;                  // with alibi: positions of the keys,
-    int64_t first_column = 0;            // counted from this one
-    const SequenceKeys* gaps = nullptr;  // decode, if a row may not see all keys of its range; row n of a tile is row n / group
+    RowNumbers columns;        // with ALiBi: positions of the keys
+    int64_t first_column = 0;  // with ALiBi: position of the first key, which is subtracted from the others
+    // Decode, if a row may not see all keys of its range, else nullptr. Row n of a tile is row n / group of the sequence.
+    const SequenceKeys* gaps = nullptr;
     int64_t group = 1;
 
     int64_t key_position(int64_t key) const { return gaps ? gaps->key_position(key) : columns(key) - first_column; }
     bool hides() const { return bias || mask; }
 
-    // Call it after bias and mask are set. A cap too large to change a finite score is off: its inverse would underflow.
+    // Call it after bias and mask are set. A softcap so large that it changes no finite score is ignored: its inverse would
+    // underflow.
     void set(const ScoreOptions& options) {
         constexpr double huge = sizeof(A) == 4 ? 1e30 : 1e290;
         const double given = options.softmax_scale, cap = options.softcap;
@@ -43,7 +45,7 @@ struct ScoreRule {
     }
 };
 
-// Bias elements from offset `start` on along a row, as accumulators; `left` of them exist.
+// Elements of bias along a row, from offset `start` on, in the accumulator type. The row has `left` elements from there on.
 template <class A>
 FLASH_INLINE Vec<A> load_bias(const ScoreTensor& bias, int64_t start, int64_t left) {
     constexpr int L = kLanes<A>;
@@ -116,7 +118,7 @@ static void hide_outside(const Lanes<A>& lanes, int64_t first, int64_t count, A*
     }
 }
 
-// Stores `value` where a row does not see a key, for the keys inside the lanes' ranges. Element (row n, key j) is
+// Stores `value` at the gaps: keys in a row's range that the row does not see. Element (row n, key j) is
 // tile[n * row_step + j * key_step].
 template <class A>
 static void fill_gaps(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile, int64_t row_step,
@@ -139,7 +141,7 @@ FLASH_INLINE bool is_edge_tile(const Lanes<A>& lanes, int64_t first, int64_t cou
     return first < lanes.seen_by_all.first || first + count > lanes.seen_by_all.last;
 }
 
-// Scale and softcap with their numbers in every lane.
+// Applies scale and softcap to vectors of products.
 template <class A>
 struct ScaleAndCap {
     const Vec<A> scale, cap, cap_inverse;

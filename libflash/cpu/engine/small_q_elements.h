@@ -63,7 +63,8 @@ FLASH_INLINE auto load_key(const C* p) {
         return load_cached<Acc<T>>(p);
 }
 
-// Elements of a row of queries and of the output: each part padded to whole steps or vectors.
+// Elements of one part of a query row, padded to whole steps of a product; elements of an output row, whose channel groups are
+// padded to whole vectors.
 template <class T>
 FLASH_INLINE int64_t small_q_part(int64_t channels) {
     return round_up(channels, kStepChannels<T>);

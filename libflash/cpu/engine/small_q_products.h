@@ -33,8 +33,8 @@ FLASH_INLINE Vec<A> sum_each(Vec<A> (&v)[kLanes<A>]) {
     return v[0];
 }
 
-// scores[r][j] = q_r . k_j for `Count` rows and as many keys as a vector has lanes. Four keys at a time share each load of q, or
-// two where the sums of four would not fit the registers. Scores from `count` on are undefined.
+// scores[r][j] = q_r . k_j for `Count` rows and as many keys as a vector has lanes. Each load of q is used for four keys, or for
+// two where the sums of four keys would not fit the registers. Scores from key `count` on are undefined.
 template <int Count, class T, class C>
 static void small_q_products(const C* const* k, int64_t head, int64_t count, int64_t channels, const SmallQElement<T>* q,
                              int64_t q_stride, Acc<T>* scores, int64_t scores_stride) {

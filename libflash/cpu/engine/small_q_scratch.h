@@ -15,7 +15,7 @@ struct SmallQScratch {
     QueryTile<T>* query_tiles = nullptr;  // one per head; q is not used, o is [row][channel]
     SmallQElement<T>* q = nullptr;        // [head][row][channel], padded with zeros to whole steps
     Acc<T>* scores = nullptr;             // [head][row][key]
-    Acc<T>* k_scales = nullptr;           // [head][group][key], with parts
+    Acc<T>* k_scales = nullptr;           // [head][group of channels][key]; only with parts
     KeyParts parts;
 
     void lay_out(Arena& arena, const KeyParts& parts_of_keys, int64_t most_keys, int64_t most_heads, int64_t rows_of_head,

@@ -28,7 +28,7 @@ static void small_q_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int6
     }
 }
 
-// before + the sum of p, in the order in which small_q_output adds p * v: if all values are 1, so is the output.
+// before + the sum of p, in the order in which small_q_output() adds p * v: if all values are 1, the output is exactly 1.
 static float add_as_output(const float* p, int64_t count, float before) {
     float parts[kSmallQKeys / kSmallQValues] = {};
     const int64_t whole = count / kSmallQValues;
@@ -39,14 +39,16 @@ static float add_as_output(const float* p, int64_t count, float before) {
     return before;
 }
 
-// Not inlined: the compiler must not join the products with later sums, which it could do for the output alone.
+// Not inlined: the compiler could fuse these products with later additions, and for the output it could do so where it does not
+// for the row sum. Then the two would be rounded differently.
 template <class A>
 __attribute__((noinline)) static void rescale_row(A* row_sum, A* o, int64_t elements, A factor) {
     *row_sum *= factor;
     for (int64_t c = 0; c < elements; c += kLanes<A>) store(o + c, load(o + c) * broadcast(factor));
 }
 
-// The online softmax of one row: replaces scores by probabilities. Rescales the output so far if the row maximum rises.
+// The online softmax of one row for a key tile: replaces scores by probabilities. If the row maximum rises, it rescales the row
+// sum and the output of earlier keys.
 template <class T>
 static void small_q_softmax(const QueryTile<T>& query_tile, int64_t r, int64_t count, Acc<T> unit, Acc<T>* scores,
                             int64_t o_stride) {
@@ -75,8 +77,8 @@ static void small_q_softmax(const QueryTile<T>& query_tile, int64_t r, int64_t c
         state.row_sum[r] += sum_of_lanes<A>(sum);
 }
 
-// Adds the softmax state and the output of a segment to those of all earlier ones, for one row. A segment without a key that the
-// row sees has the sum 0 and changes nothing; the first other one is copied bit for bit.
+// Adds the softmax state and the output of a segment to those of all earlier segments, for one row. A segment in which the row
+// sees no key has the sum 0 and changes nothing. The first other segment is copied bit for bit.
 template <class A>
 __attribute__((noinline)) static void fold_segment(A* row_max, A* row_sum, A* o, A segment_max, A segment_sum, const A* segment_o,
                                                    int64_t elements, A unit) {

@@ -7,8 +7,8 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// Addresses of the rows of a key tile for the first head, and the distance to the next head. The rope parts and the scales are
-// found only if the call has parts.
+// Addresses of the rows of a key tile for the first head, and the distances to the next head and to the next channel group. The
+// addresses of rope parts and scales are set only if the call has them.
 template <class T, class C>
 struct SmallQKeyTile {
     int64_t first = 0, begin = 0, count = 0;  // keys first + begin to first + count - 1; first is a multiple of kSmallQKeys
@@ -23,7 +23,8 @@ struct SmallQKeyTile {
         k_scale_head = cache.k_scale.head_stride, v_scale_head = cache.v_scale.head_stride;
         k_scale_group = cache.k_scale.group_stride, v_scale_group = cache.v_scale.group_stride;
     }
-    // Keys of `visible` in the tile that begins at `key`. Before the first one its address stands for them.
+    // Sets the addresses for the keys of `visible` in the tile that begins at `key`. Entries of earlier keys get the address of
+    // the first visible key.
     template <class Cached>
     void find(const Cached& cached, const KeyParts& parts, int64_t key, KeyRange visible) {
         const int64_t left = visible.last - key;
@@ -34,7 +35,7 @@ struct SmallQKeyTile {
         for (int64_t j = 0; j < count; ++j) k_scale[j] = cached.k_scale(row(j)), v_scale[j] = cached.v_scale(row(j));
         for (int64_t j = 0; parts.rope_dim > 0 && j < count; ++j) k_rope[j] = cached.k_rope(row(j));
     }
-    // The keys in a lane's range, as numbers in the tile.
+    // The keys of the tile in the range of row r, counted from the first key of the tile.
     template <class A>
     FLASH_INLINE KeyRange range(const Lanes<A>& lanes, int64_t r) const {
         const int64_t from = lanes.first_key[r] - first, to = lanes.last_key[r] - first;
@@ -42,7 +43,7 @@ struct SmallQKeyTile {
     }
 };
 
-// The scales of the keys of a tile; 0 past its last key.
+// Copies the scales of the keys of a tile to scratch.k_scales; 0 past the tile's last key.
 template <class T, class C>
 static void load_k_scales(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile) {
     for (int64_t head = 0; head < scratch.heads; ++head)
@@ -81,8 +82,8 @@ static void small_q_part_products(const SmallQScratch<T>& scratch, const SmallQK
     }
 }
 
-// Adds the values of `count` keys, at most kSmallQValues, to the output of `Count` rows that see all of them. v, v_scale and p:
-// those of the first key.
+// Adds the values of `count` keys, at most kSmallQValues, to the output of `Count` rows that see all of them. v, v_scale and p
+// point to the entries of the first key.
 template <int Count, class T, class C>
 static void small_q_add_values(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, const C* const* v,
                                const float* const* v_scale, const Acc<T>* p, int64_t p_stride, int64_t count, int64_t head,
@@ -101,7 +102,7 @@ static void small_q_add_values(const SmallQScratch<T>& scratch, const SmallQKeyT
     }
 }
 
-// small_q_add_values() of keys [from, to) of the tile that one row sees.
+// small_q_add_values() for one row, with those of the tile's keys `keys` that the row sees.
 template <class T, class C>
 static void small_q_add_seen_values(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile,
                                     const ScoreRule<Acc<T>>& rule, KeyRange keys, int64_t head, int64_t r) {
@@ -122,7 +123,7 @@ static void small_q_add_seen_values(const SmallQScratch<T>& scratch, const Small
     if (count > 0) small_q_add_values<1, T, C>(scratch, tile, v, v_scale, weights, kSmallQValues, count, head, r);
 }
 
-// The same for `Count` rows: together if they see all keys.
+// The same for `Count` rows: for all of them at once if each sees all keys.
 template <int Count, class T, class C>
 static void small_q_add_values_of_rows(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile,
                                        const ScoreRule<Acc<T>>& rule, KeyRange keys, int64_t head, int64_t r) {

@@ -12,8 +12,8 @@ namespace LIBFLASH_ISA {
 template <class A>
 struct SoftmaxState {
     A *row_max = nullptr, *row_sum = nullptr;
-    A* rescale = nullptr;  // factor of all earlier sums after the latest tile
-    // For the entropy, else nullptr: sum of 2^x x, where 2^x are the summands of row_sum.
+    A* rescale = nullptr;  // the factor by which sums of earlier tiles must be multiplied after the latest tile
+    // For the entropy, else nullptr: the sum of x 2^x, where the terms of row_sum are 2^x.
     A* exponent_sum = nullptr;
 
     void lay_out(Arena& arena, bool entropy = false) {
@@ -48,7 +48,8 @@ FLASH_INLINE Vec<A> finite_maximum(Vec<A> m) {
     return m == -kInfinity<A> ? Vec<A>{} : m;
 }
 
-// Exponents of 2 are at least this where they are multiplied: 2^x is then 0, and 0 times it is 0, as for -infinity.
+// A lower bound for exponents x that are multiplied by 2^x or by a sum: 2^x is 0 there, and the product is 0. With an x of
+// -infinity the product would be NaN.
 template <class A>
 constexpr A kLeastExponent = -4096;
 
@@ -57,7 +58,7 @@ FLASH_INLINE Vec<A> finite_exponent(Vec<A> x) {
     return maximum(x, broadcast<A>(kLeastExponent<A>));
 }
 
-// The exponent sum when the reference of the exponents rises by -change: each x becomes x + change.
+// The exponent sum after the row maximum, which the exponents are relative to, has risen: each x becomes x + change.
 template <class A>
 FLASH_INLINE Vec<A> moved_exponent_sum(Vec<A> exponent_sum, Vec<A> row_sum, Vec<A> change) {
     return multiply_add(finite_exponent<A>(change), row_sum, exponent_sum);

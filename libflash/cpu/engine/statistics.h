@@ -7,8 +7,8 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// The largest score of a head, to which tasks on several threads contribute. Their order does not matter: NaN stays, and there
-// is no -0.
+// Raises the largest score of a head to `value`, if that is larger. Tasks on several threads do this; the result does not depend
+// on their order, because a NaN stays and no task passes -0.
 template <class A>
 FLASH_INLINE void raise_to(A* target, A value) {
     A old;
@@ -29,7 +29,8 @@ static void start_head_maxima(const AttentionProblem& problem) {
     for (int64_t head = 0; head < problem.heads_q; ++head) *head_maximum<A>(problem, head) = -kInfinity<A>;
 }
 
-// The entropy of a row from its row sum and its exponent sum (in natural units), both relative to the score `top`, and its sink.
+// The entropy of a row from its row sum `sum`, its exponent sum (of exponents of e, not of 2), both relative to the score `top`,
+// and its sink.
 FLASH_INLINE double entropy_of(double top, double sum, double exponent_sum, double sink) {
     if (sum == 0 || sink == -kInfinity<double>) return sum == 0 ? 0.0 : __builtin_log(sum) - exponent_sum / sum;
     if (sink > top) {
@@ -58,7 +59,8 @@ public:
 
     bool wanted() const { return of_head_ || max_logit_.data || entropy_.data; }
 
-    // unit: from the scores that softmax_tile got to those of the definition.
+    // Writes the statistics of rows row0 to row0 + rows - 1. unit: the factor from the scores that softmax_tile() got to the real
+    // scores.
     void write(const SoftmaxState<A>& softmax, int64_t row0, int64_t rows, double unit, double sink) const {
         A largest = -kInfinity<A>;
         for (int64_t i = 0; i < rows; ++i) {

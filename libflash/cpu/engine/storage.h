@@ -1,5 +1,5 @@
-// Loads and stores of vectors in the four storage types. The accumulator type is float, or double for double. A vector of
-// accumulators corresponds to as many consecutive elements in memory, of any size.
+// Loads and stores of vectors in the four storage types. The accumulator type is float, or double for double. A vector with L
+// accumulators is loaded from, and stored to, L consecutive elements of the storage type.
 #pragma once
 
 #include "cpu/engine/vector.h"
@@ -21,7 +21,7 @@ using Acc = typename AccumulatorOfStorage<T>::type;
 typedef uint16_t U16Half __attribute__((vector_size(kVectorBytes / 2)));  // one 16-bit value for each float lane
 typedef uint16_t U16HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
 
-#if defined(LIBFLASH_NEON)  // GCC makes a load of each element out of the general form
+#if defined(LIBFLASH_NEON)  // GCC compiles the general form to one load for each element
 FLASH_INLINE U32 load_u16(const uint16_t* p) { return vmovl_u16(vld1_u16(p)); }
 FLASH_INLINE void store_u16(uint16_t* p, U32 v) { vst1_u16(p, vmovn_u32(v)); }
 #else

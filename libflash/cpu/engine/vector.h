@@ -15,7 +15,7 @@
 #pragma GCC diagnostic pop
 #elif defined(__SSE2__)
 #include <emmintrin.h>
-#elif defined(LIBFLASH_NEON)  // not defined for the portable code, which NEON registers hold too
+#elif defined(LIBFLASH_NEON)  // not defined for the portable code, also where it is compiled for Arm
 #include <arm_neon.h>
 #endif
 

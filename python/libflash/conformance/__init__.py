@@ -4,11 +4,11 @@ It needs NumPy, and ml_dtypes for bf16.
 
 The oracle: `reference` (attention), `reference_decode` (KV cache, merge), `reference_tangent` (forward mode and second
 derivatives), with `visibility` and `dropout_mask`; it shares no code with the library. The problems: `cases` and `decode_cases`
-list them, `case` builds one, with the values of `fills` and `structured`; `checks` has more with inputs of their own. The rule:
-`tolerance`, with `error_bounds`, `tangent_bounds`, `rounding` and `eager`.
+list them, `case` builds one, with the values of `fills` and `structured`; `checks` has further tests, with inputs of their own.
+The rule that results must satisfy: `tolerance`, with `error_bounds`, `tangent_bounds`, `rounding` and `eager`.
 
 A run: `target` is what is tested, `targets` the adapters, `needs` says what a call needs of them. `items` lists everything
-to run, an `item` runs it and gives an `outcome`. `summary` counts, `report` prints, `command` does all of it.
+to run; an `item` is one such test, whose run gives an `outcome`. `summary` counts, `report` prints, `command` does all of it.
 
 libflash's own tests use the same cases, checks and rule (tests/short_names).
 """

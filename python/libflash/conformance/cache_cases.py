@@ -26,7 +26,7 @@ class CacheCase:
     base: DecodeCase
     codes: str | None = "e4m3"  # None: q's type
     scale: str = "heads"
-    group: int = 32  # channels that share a scale, with "groups"
+    group: int = 32  # channels that share a scale, if `scale` is "groups"
     rope_dim: int = 0
     head_dim_v: int | None = None  # given: values are the first channels of the keys
 
@@ -35,7 +35,7 @@ class CacheCase:
         return f"{self.base}-{self.codes or 'plain'}-{self.scale}{extra}"
 
     def inputs(self) -> DecodeInputs:
-        """Fresh arrays, the same in every call."""
+        """New arrays with the same values in every call."""
         x = self.base.inputs()
         rng = np.random.default_rng(zlib.crc32(str(self).encode()))
         options = dict(x.options)
@@ -54,7 +54,7 @@ class CacheCase:
         return DecodeInputs(x.q, k_codes, v_codes, drop_none(options))
 
     def _coded(self, x: np.ndarray, unseen: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
-        """Codes and scales. Rows that no sequence sees have NaN codes or any codes, and NaN scales."""
+        """Codes and scales. Rows that no sequence sees have NaN as codes (in int8, an arbitrary code) and as scales of rows."""
         dtype = x.dtype if self.codes is None else CODES[self.codes]
         one = np.float32(1 if self.codes is None or self.scale == "none" else 4 / LARGEST[dtype])
         codes = to_codes(x, np.full((1,), one), dtype) if self.codes else x.copy()
@@ -142,7 +142,7 @@ MLA = {"head_dim": 96, "heads_k": 1, "seqlen_q": 2, **SEVERAL}
 
 @cache
 def quick() -> list[CacheCase]:
-    """Each shape with each type of codes and of scales; the types of q in turn."""
+    """Each shape with each kind of scales; the types of codes and of q in turn."""
     dtypes, codes = ("bf16", "fp16", "fp32"), ("e4m3", "int8", "e5m2", None)
     found = []
     for i, (name, shape) in enumerate(SHAPES.items()):

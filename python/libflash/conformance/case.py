@@ -60,8 +60,8 @@ class Case(ScoreNumbers):
     used_k: tuple[int, ...] | None = None
     slack_rows: int = 0  # packed: rows after the last sequence
     dlse: bool = False
-    positions: str | None = None  # "begin": one number a side; "begins": one a sequence; "rows": one a row
-    part_of_dropout: bool = False  # sequence_numbers, head_begin and heads_total
+    positions: str | None = None  # how rows and keys have them: "begin": one number; "begins": one per sequence; "rows": one each
+    part_of_dropout: bool = False  # give sequence_numbers, head_begin and heads_total
     poison: str | None = None  # where NaN or inf is: see `poisoned`
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Case(ScoreNumbers):
         return self.seqlen_q, self.seqlen_k
 
     def inputs(self) -> Inputs:
-        """Fresh arrays, the same in every call."""
+        """New arrays with the same values in every call."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         dim_v = self.head_dim if self.head_dim_v is None else self.head_dim_v
         rows_q, rows_k = self._rows(self.seqlen_q), self._rows(self.seqlen_k)
@@ -145,7 +145,7 @@ class Case(ScoreNumbers):
         return options
 
     def _positions(self, rng: np.random.Generator) -> dict:
-        """Rows and keys of a shard, about as far apart as the keys are many."""
+        """Random positions of rows and keys, from a range of a few times the longest sequence."""
         options: dict = {}
         for side, lengths in (("row", self.seqlen_q), ("column", self.seqlen_k)):
             far = 2 * max(*self.longest, 1)
@@ -169,7 +169,7 @@ class Case(ScoreNumbers):
         return forward(x.q, x.k, x.v, **x.options)
 
     def expected(self, **errors: float) -> tolerance.Expected:
-        """Exact results with limits; `errors` are those of the backend: exp_error, tanh_error, p_roundings."""
+        """Exact results with limits. `errors`: exp_error, tanh_error and p_roundings of the backend, see error_bounds.Model."""
         return _expected(self, tuple(sorted(errors.items())))
 
     def check(

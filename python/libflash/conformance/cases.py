@@ -71,7 +71,7 @@ def quick() -> list[Case]:
 
 @cache
 def shards() -> list[Case]:
-    """Calls with a part of a problem: each way to give positions with what goes by them."""
+    """Calls with a part of a problem: each way to give positions with the options that depend on positions."""
     visible = [{"causal": True}, {"window_size": (20, 0)}, {"window_size": (9, 30)}, {"causal": True, "window_size": (33, -1)}]
     scores = [{"alibi": "h"}, {"dropout_p": 0.25, "seed": 2**40 + 7, "offset": 3}, {"sink": True, "bias": "bhqk"}, {"dlse": True}]
     scores.append({"alibi": "bh", "dropout_p": 0.5, "part_of_dropout": True})

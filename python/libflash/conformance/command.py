@@ -1,4 +1,4 @@
-"""The command: options, the run against the clock, the report, the exit code."""
+"""The command: options, the run with its time limit, the report, the exit code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("\nlibflash conformance: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has closed it
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -89,7 +89,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def against_the_clock(target: Target, items: list[Item], end: float) -> list[Outcome]:
-    """In an order that is shuffled but always the same, so that a run which is cut short has some of everything."""
+    """Run the items until the time `end`, in a shuffled order that is always the same: a run that ends early has some items of
+    every group.
+    """
     order = list(items)
     random.Random(0).shuffle(order)
     progress = Progress(len(order))
@@ -102,7 +104,7 @@ def against_the_clock(target: Target, items: list[Item], end: float) -> list[Out
         progress.step(f"{item.group}: {item.name}")
         outcomes.append(item.outcome(target))
         works = target.works()
-        if not works:  # also if the check itself held: an exception is what it expects of bad input
+        if not works:  # a failure even if the check held: for bad input it expects an exception
             outcomes[-1].status = FAILS
             outcomes[-1].findings.append(LOST)
         progress.advance(1)

@@ -51,11 +51,11 @@ def torch_run(case: Case, attention: Any, device: str = "cpu", **more: Any) -> d
 
 
 def torch_results(x: Inputs, attention: Any, device: str = "cpu", **more: Any) -> dict[str, np.ndarray]:
-    """All results by PyTorch's autograd, with the keys of harness.run; without dout the forward alone. `attention` has the
-    arguments of libflash.torch.attention and returns (out, lse), where lse may be None.
+    """All results by PyTorch's autograd, under the names o, lse, dq, dk, dv, dbias, dsink; without dout those of forward alone.
+    `attention` has the arguments of libflash.torch.attention and returns (out, lse), where lse may be None.
     """
     torch = sys.modules["torch"]
-    options = {"seed": 0} | {name: torch_of(value, device) for name, value in x.options.items()}  # None would draw a random one
+    options = {"seed": 0} | {name: torch_of(value, device) for name, value in x.options.items()}  # the default would be random
     leaves = [torch_of(value, device) for value in (x.q, x.k, x.v)]
     if x.dout is None:
         o, lse = attention(*leaves, return_lse=True, **options, **more)
@@ -71,7 +71,7 @@ def torch_results(x: Inputs, attention: Any, device: str = "cpu", **more: Any) -
 
 
 def moving(x: Inputs, t: Tangents) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The inputs that move, their tangents, and those that do not move."""
+    """(inputs that have tangents, these tangents, the other inputs)"""
     given = {"q": x.q, "k": x.k, "v": x.v, "dout": x.dout, "dlse": x.dlse}
     given |= {name: x.options[name] for name in ("bias", "learnable_sink") if name in x.options}
     given = {name: value for name, value in given.items() if value is not None}
@@ -80,7 +80,7 @@ def moving(x: Inputs, t: Tangents) -> tuple[dict[str, Any], dict[str, Any], dict
     return {name: given[name] for name in tangents}, tangents, rest
 
 
-TANGENT_NAMES = {"o": "to", "lse": "tlse"}  # of others: t and the name
+TANGENT_NAMES = {"o": "to", "lse": "tlse"}  # other results: "t" and the name
 
 
 def torch_tangents(x: Inputs, t: Tangents, attention: Any, device: str = "cpu") -> dict[str, np.ndarray]:
@@ -112,7 +112,7 @@ def torch_tangents(x: Inputs, t: Tangents, attention: Any, device: str = "cpu") 
 
 
 def jax_tangents(x: Inputs, t: Tangents, attention: Any) -> dict[str, np.ndarray]:
-    """The same by jax.jvp and jax.vjp, compiled as one program."""
+    """As torch_tangents, by jax.jvp and jax.vjp, compiled as one program."""
     jax = sys.modules["jax"]
     arrays = {name: value for name, value in x.options.items() if isinstance(value, np.ndarray)}
     numbers = {name: value for name, value in x.options.items() if name not in arrays}
@@ -150,7 +150,7 @@ def jax_run(case: Case, attention: Any, **more: Any) -> dict[str, np.ndarray]:
 
 
 def jax_results(x: Inputs, attention: Any, **more: Any) -> dict[str, np.ndarray]:
-    """The same by jax.vjp, compiled as one program."""
+    """As torch_results, by jax.vjp, compiled as one program."""
     jax = sys.modules["jax"]
     arrays = {name: value for name, value in x.options.items() if isinstance(value, np.ndarray)}
     numbers = {name: value for name, value in x.options.items() if name not in arrays}
@@ -174,5 +174,5 @@ def jax_results(x: Inputs, attention: Any, **more: Any) -> dict[str, np.ndarray]
 
 
 def named(names: list[str], results: Any) -> dict[str, np.ndarray]:
-    """As NumPy arrays; a function without lse has None for it."""
+    """The results that are not None, as NumPy arrays. A function that does not return lse has None in its place."""
     return {name: numpy_of(x) for name, x in zip(names, results, strict=True) if x is not None}

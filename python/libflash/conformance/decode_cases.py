@@ -44,12 +44,12 @@ class DecodeCase(ScoreNumbers):
     fill: str = "randn"
     page_size: int | None = None
     shared_pages: bool = False  # the first page of every sequence is the same one
-    absent_page: bool = False  # the second entry of the first sequence is out of range: refused on the CPU
+    absent_page: bool = False  # the second block table entry of the first sequence is out of range: refused on the CPU
     batch_idx: bool = False  # sequences use a permutation of a larger cache's rows
     leftpad: tuple[int, ...] | None = None
     append: int | tuple[int, ...] = 0  # a tuple: packed, one length per sequence
     slack_rows: int = 0  # packed: rows of q after the last sequence
-    positions: bool = False  # q_positions, each a little after the one before
+    positions: bool = False  # give q_positions: those of the tree, or each 0 or 1 above the one before
     tree: bool = False  # a random tree for each sequence; if packed, the first sequence has none and is causal
     rotary: int = 0  # rotated channels
     rotary_interleaved: bool = True
@@ -74,7 +74,7 @@ class DecodeCase(ScoreNumbers):
         return (sum(lengths) + slack,) if isinstance(lengths, tuple) else (self.sequences, lengths)
 
     def inputs(self) -> DecodeInputs:
-        """Fresh arrays, the same in every call."""
+        """New arrays with the same values in every call."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         dim_v = self.head_dim if self.head_dim_v is None else self.head_dim_v
         options = self._options(rng, dim_v)
@@ -127,7 +127,7 @@ class DecodeCase(ScoreNumbers):
         return options
 
     def _tree_options(self, rng: np.random.Generator) -> dict:
-        """A node of a tree sees itself and its ancestors, and stands at the number of earlier keys plus its depth."""
+        """A node of a tree sees itself and its ancestors. Its position is the number of earlier keys plus its depth."""
         packed, positions, bits = isinstance(self.seqlen_q, tuple), [], []
         lengths = self.seqlen_q if packed else (self.seqlen_q,) * self.sequences
         words = -(-max(lengths) // 32)
@@ -207,7 +207,7 @@ class DecodeCase(ScoreNumbers):
         stray = (got.view(bits) != before.view(bits)).any(axis=(2, 3)) & ~written
         assert not stray.any(), f"{self}: {name} changed at {np.argwhere(stray)[0]}, where nothing was appended"
         exact, x = (a[written].astype(np.float64) for a in (after, got))
-        turned = bool(self.rotary) and name == "k_cache"  # float32 products rounded once more; else a copy
+        turned = bool(self.rotary) and name == "k_cache"  # float32 products, rounded again; other rows are copies
         limit = turned * (2 * ROUNDING[got.dtype].u * np.abs(exact) + 2.0**-21 * np.abs(exact).max(initial=0))
         assert (np.abs(x - exact) <= limit).all(), f"{self}: appended rows of {name} are wrong"
 

@@ -12,9 +12,12 @@ The four output words belong to columns 4*(column >> 2) .. +3, in order. The ele
 word >= floor(dropout_p * 2^32), the product taken in float64; a kept probability is multiplied by
 1/(1 - dropout_p).
 
-`row` and `column` count inside the sequence, so neither packing nor tiling nor splitting changes the mask.
-Compare implementations with a `dropout_p` that float32 holds exactly: the threshold is that of the value
-passed.
+`row` and `column` count inside the sequence, so neither packing nor tiling nor splitting changes the mask. If the
+call has positions, `row` and `column` are positions. With sequence_numbers, head_begin and heads_total, these take
+the place of batch, head and heads_q: the sequence's number, head_begin + head, heads_total.
+
+To compare implementations, use a `dropout_p` that float32 represents exactly: the threshold is computed from the
+value passed.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ def philox4x32(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
 
 
 def random_words(seed: int, offset: int, sequence_head: int, rows: int | np.ndarray, columns: int | np.ndarray) -> np.ndarray:
-    """The (rows, columns) words of one head; `sequence_head` is batch * heads_q + head. Rows and columns: how many, or which."""
+    """The (rows, columns) words of one head; `sequence_head` is batch * heads_q + head. `rows`, `columns`: their number, or an
+    array of the numbers that are wanted.
+    """
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
     offset_low, offset_high = offset & 0xFFFFFFFF, (offset >> 32) & 0xFFFFFFFF
     c3 = offset_low ^ (offset_high * 0x9E3779B9 & 0xFFFFFFFF)
@@ -65,6 +70,6 @@ def keep_mask(
     rows: int | np.ndarray,
     columns: int | np.ndarray,
 ) -> np.ndarray:
-    """Bool (rows, columns): true where the probability survives."""
+    """Bool (rows, columns): true where the probability is kept."""
     threshold = np.uint64(np.floor(np.float64(dropout_p) * 2.0**32))
     return random_words(seed, offset, batch * heads_q + head, rows, columns) >= threshold

@@ -1,6 +1,6 @@
-"""Eager attention in low precision: plain formulas, every intermediate rounded, the scale moved to k.
+"""Eager attention in low precision: plain formulas, every intermediate rounded, k multiplied by the scale.
 
-Only for the ratio that others quote (error at most twice that of eager attention); it decides nothing here.
+It serves only to report the ratio that is the rule of other libraries (error at most twice that of eager attention).
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """Bounds of the difference between a correct result and the float64 reference, for one head.
 
 The model is a FlashAttention kernel: products accumulated in float32, P and dS rounded to the storage type
-before the second product, D = rowsum(dout * o) taken from the rounded o. From the same float64 quantities as
-the reference follow, for every output element, a hard limit of the error and its predicted mean square. In
-the formulas |.|, * and powers are elementwise, PV is a matrix product, X' a transpose, M visibility, u the
-unit roundoff of the storage type; float64 storage has smaller constants throughout (see rounding).
+before the second product, D = rowsum(dout * o) taken from the rounded o. From the float64 quantities of the
+reference, this module computes for every element of an output X a hard limit of the error, bX, and the
+predicted mean square of the error, vX. In the formulas |.|, * and powers are elementwise, PV is a matrix
+product, X' a transpose, M visibility, u the unit roundoff of the storage type, eta, tiny and w (mean_square)
+as in Rounding, a(n) the relative error of a sum of n products (sum_error), l the row sum, m the row maximum,
+g the slope of the softcap, t = tanh(z / softcap), e_x and e_t the relative errors of exp and tanh. float64
+storage has smaller constants throughout (see rounding).
 
 The limits are those of the computation; rounding the result itself (u |X|, underflow) is added by
 `tolerance.check`, which knows the dtype of the result.
@@ -31,7 +34,7 @@ class Tensor:
     noise: np.ndarray | float = 0.0  # part of the error that adds up with one sign; counts as noise^2
     zero: np.ndarray | None = None  # rows that must be exactly zero: nothing visible
     owned: tuple = (slice(None),)  # index of the rows that belong to a sequence; others are not checked
-    terms: int = 1  # at most so many summands in one element of dbias, dsink
+    terms: int = 1  # dbias, dsink: the largest number of terms in one element
 
 
 class Model:
@@ -61,7 +64,7 @@ class Model:
         self.score_ulps, self.p_roundings = score_ulps, p_roundings
 
     def typical_sum_error(self, n: int) -> float:
-        """Of a sum of n products, relative to the root of the sum of their squares: 2^-25 sqrt(n)."""
+        """Error of a sum of n products, relative to the root of the sum of their squares: 2^-25 sqrt(n)."""
         return self.unit / 8 * np.sqrt(n)
 
 
@@ -78,15 +81,15 @@ class HeadBounds:
         self._score_error()
 
     def _score_error(self) -> None:
-        """kap: error of a score, which is the relative error of exp(s); pi: of p, the row's sum included.
+        """kap: limit of the error of a score, which is also that of the relative error of exp(s). pi: limit of the relative
+        error of p, which includes that of the row sum. f: the typical relative error of a weight.
 
         kap = M (g e_z + 2^-22 (|S| + |m|) + e_x + e_t |softcap t|),  e_z = a(d) |scale| |Q||K|'
         pi  = kap + max_j kap
-        f   = 2^-20 + 2^-23 (|S| + |m|) + 2^-25 g sqrt(d) |scale| sqrt(Q^2 K^2'): what is typical of a weight,
-              where pi is the worst
+        f   = 2^-20 + 2^-23 (|S| + |m|) + 2^-25 g sqrt(d) |scale| sqrt(Q^2 K^2')
 
-        |S| sums the magnitudes of its terms. Where softcap is so small that e_z is not small beside it, the
-        slope g moves too: g(z + e) <= g exp(2 e / softcap), and never above 1. The sink is one more score.
+        |S| sums the magnitudes of its terms. Where softcap is so small that e_z is not small in comparison, the
+        error of the slope g counts, too: g(z + e) <= g exp(2 e / softcap), and g is at most 1. The sink is one more score.
         """
         m, head, w = self.model, self.head, self.weights
         e_z = (m.sum_error(head.q.shape[1]) + m.score_ulps * m.u) * abs(head.scale)
@@ -251,8 +254,8 @@ class HeadBounds:
         bds = sum_i ps ((pi_s + a(n))(|D| + |dlse|) + (1 + pi_s) Del)
         vds = w ds^2 + (sum_i ps sqrt(vD))^2 + (sum_i f_s ps (|D| + |dlse|))^2
 
-        Rows whose probabilities are alike (softcap far beyond its bend, bias by key alone) round alike: a GPU kernel with
-        fp16 probabilities was seen at 8.6 times what independent rows would give.
+        The errors of the rows are not taken as independent: rows with almost equal probabilities (large products with a
+        softcap, a bias that depends on the key alone) have almost equal rounding errors, which add up.
         """
         m, h, p = self.model, self.head.head, self.weights.p_sink
         pi = relative(self.sink_error + self.worst)
@@ -268,5 +271,5 @@ def visible_sum(x: np.ndarray, visible: np.ndarray) -> np.ndarray:
 
 
 def relative(kap: np.ndarray) -> np.ndarray:
-    """Relative error of exp for an error kap of its argument; finite even where kap knows nothing."""
+    """Relative error of exp for an error kap of its argument; finite even if kap is infinite."""
     return np.expm1(np.minimum(kap, 30.0))

@@ -21,7 +21,7 @@ from .target import NotOffered, Results, Target
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """`run` adds to the outcome what it finds; `dtype` is the storage type, in which the item is named."""
+    """`run` adds its findings to the outcome; `dtype` is the name of the storage type."""
 
     group: str
     name: str
@@ -29,7 +29,7 @@ class Item:
     run: Callable[[Target, Outcome], None]
 
     def outcome(self, target: Target) -> Outcome:
-        """Whatever the target raises is a finding, except that it does not offer this."""
+        """Run on the target. Every exception is a finding, except NotOffered."""
         outcome = Outcome(self.group, self.name)
         try:
             self.run(target, outcome)
@@ -68,7 +68,7 @@ def has_row_without_key(case: Case) -> bool:
 
 
 def present(results: Results, expected: tolerance.Expected) -> Results:
-    """Gradients of forward alone were not asked for."""
+    """The results that are expected: without gradients, if the case has forward alone."""
     return {name: x for name, x in results.items() if name in expected.tensors}
 
 
@@ -95,7 +95,7 @@ def of_tangent(tangent: TangentCase) -> Item:
 
 
 def of_check(group: str, check: Check, *, apart: bool = False) -> Item:
-    """apart: it needs results that are apart from the rest of their tile."""
+    """`apart`: see broken_values.needs_apart."""
 
     def run(target: Target, outcome: Outcome) -> None:
         if apart:
@@ -106,7 +106,7 @@ def of_check(group: str, check: Check, *, apart: bool = False) -> Item:
 
 
 def repeated(case: Case, gradients: bool, times: int = 3) -> Item:
-    """The same call gives the same bits, whatever ran before."""
+    """Repeated calls give the same bits."""
 
     def run(target: Target, outcome: Outcome) -> None:
         def once() -> Results:

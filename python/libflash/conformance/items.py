@@ -9,7 +9,7 @@ from .checks import bad_input, broken_values, edges, exact
 from .item import Item, of_case, of_check, of_decode_case, of_tangent, refused, repeated
 from .rounding import DTYPES
 
-LARGE = ("large-bf16-randn-2048", "large-fp16-randn-2048")  # what a dq accumulated in the storage type needs to show
+LARGE = ("large-bf16-randn-2048", "large-fp16-randn-2048")  # enough keys to reveal a dq accumulated in the storage type
 AGAIN = ("heads-", "only-visible", "only-lengths", "fill-randn", "dim-128")  # names of the cases that are also repeated
 
 

@@ -11,8 +11,8 @@ from .reference import sequence_rows
 from .rounding import DTYPES
 
 TYPES = tuple(DTYPES)
-ALIGNED = ("causal", "window_size")  # with two alignments where a sequence has more keys than queries or fewer
-OPTIONS = tuple(  # that a call of any implementation may have
+ALIGNED = ("causal", "window_size")  # their alignment matters where a sequence has unequal numbers of queries and keys
+OPTIONS = tuple(  # the options of libflash.attention that say what is computed, which any implementation may have
     option.name for option in options_of("attention") if option.adapters != () and (option.kind.array or option.kind is NUMBER)
 )
 SHAPES = ("grouped heads", "two head_dims", "empty tensors")
@@ -35,7 +35,7 @@ def needs(x: Inputs) -> list[str]:
 
 
 def same_lengths(x: Inputs) -> bool:
-    """Every sequence has as many queries as keys: there the two alignments are one."""
+    """Whether every sequence has as many queries as keys, so that both alignments mean the same."""
     used = [x.options.get(f"seqused_{side}") for side in "qk"]
     packed = [x.options.get(f"cu_seqlens_{side}") for side in "qk"]
     rows = [sequence_rows(array, cu, n) for array, cu, n in zip((x.q, x.k), packed, used, strict=True)]

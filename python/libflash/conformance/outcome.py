@@ -1,4 +1,4 @@
-"""What came of one check."""
+"""The outcome of one item."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS = (
     "bad input",
 )
 HOLDS, FAILS, NOT_OFFERED, NOT_RUN = "holds", "fails", "not offered", "not run"
-LOST = "after it every call on the GPU fails"  # a finding: nothing more is run
+LOST = "after it every call on the GPU fails"  # a finding after which no other item is run
 
 
 @dataclasses.dataclass
@@ -32,7 +32,7 @@ class Outcome:
 
     @property
     def worst(self) -> float:
-        """The largest error over its limit."""
+        """The largest ratio of an error to its limit."""
         return max((worst_ratio(report) for report in self.reports.values()), default=0.0)
 
     @property

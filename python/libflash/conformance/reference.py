@@ -16,10 +16,11 @@ else the whole sequence. bias and mask broadcast from (B|1, H|1, Sq|1, Sk|1), bl
 (B|1, H|1, ceil(Sq/128), ceil(Sk/128)); for packed tensors their rows and columns count inside the sequence
 and B is the sequence number.
 
-With positions (row_begin, row_step, row_positions and the same of columns), row i and key j stand at those positions of a longer
-sequence: alibi is -alibi_slope * |row - column|, and causal, window and dropout go by them too. sequence_numbers, head_begin and
-heads_total are what dropout counts as batch and head. `earlier`, an (o, lse) of other keys, is one more key of score lse and
-value o. `backward_part` has the gradients of some of the keys of rows whose whole o and lse are given.
+With positions (row_begin, row_step, row_positions and the same of columns), row i and key j have these positions in a longer
+sequence: alibi is -alibi_slope * |position of the row - position of the key|, and causal, window and dropout use the positions,
+too. sequence_numbers, head_begin and heads_total replace batch, head and the number of heads in the dropout mask. `earlier`, the
+(o, lse) of other keys, counts as one more key of score lse and value o. `backward_part` computes the gradients of some of the
+keys of the rows; the o and lse that it gets are those over all keys.
 
 A row without a visible key has o = 0, lse = -inf (or the sink) and no gradient, and so has a row past the
 used length (its lse is -inf even with a sink). Hidden keys do not affect a row, even if they are NaN.
@@ -41,7 +42,7 @@ NEG_INF = -np.inf
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreNumbers:
-    """The numbers that the scores of attention and decode depend on."""
+    """The numbers among the options that change the scores of attention and of decode."""
 
     softmax_scale: float | None = None
     softcap: float = 0.0
@@ -173,7 +174,7 @@ def backward_part(
     dlse: np.ndarray | None = None,
     **options,
 ) -> Gradients:
-    """The gradients of these keys and their share of dq; o, lse and dlse are those of the whole rows."""
+    """The gradients of these keys and their share of dq; o, lse and dlse are those over all keys of the rows."""
     opt = Options(**options)
     total = zero_gradients(q, k, v, opt)
     for head in heads(q, k, v, opt):
@@ -240,7 +241,7 @@ def sequence_rows(x: np.ndarray, cu_seqlens: np.ndarray | None, seqused: np.ndar
 
 @dataclasses.dataclass
 class Positions:
-    """Where the rows and keys of one sequence stand."""
+    """The positions of the rows and keys of one sequence."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -248,7 +249,9 @@ class Positions:
 
     @property
     def distance(self) -> np.ndarray:
-        """Of each row from each key, as ALiBi counts it: without positions from the bottom right."""
+        """Position of each row minus that of each key, as ALiBi counts: without positions the last row is aligned with the
+        last key.
+        """
         shift = 0 if self.has_positions else len(self.columns) - len(self.rows)
         return self.rows[:, None] + shift - self.columns[None, :]
 
@@ -380,7 +383,9 @@ def zero_gradients(q: np.ndarray, k: np.ndarray, v: np.ndarray, opt: Options) ->
 
 
 def add_head(total: Gradients, head: Head, grad: HeadGradients, opt: Options) -> None:
-    """Key heads sum over their group, dbias and dsink over what they broadcast along."""
+    """Add the gradients of one query head. dk and dv sum over the query heads of a group, dbias and dsink over what bias and sink
+    broadcast along.
+    """
     total.dq[head.at_q] = grad.dq
     total.dk[head.at_k] += grad.dk
     total.dv[head.at_k] += grad.dv

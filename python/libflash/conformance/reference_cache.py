@@ -1,9 +1,9 @@
 """Decode over a cache of codes: a cached value is its code times a scale. New rows are quantised when they are appended.
 
-Codes are float8_e4m3fn, float8_e5m2 or int8, or numbers of q's type. Scales by dimensions: (1) or (heads_k), (batch, heads_k),
-(blocks, rows, heads_k), (blocks, rows, heads_k, groups), where a block is an entry or page of the cache. An append divides by
-scales of one or two dimensions; the others it computes and writes: the largest magnitude of a row or group, divided by the
-largest code.
+Codes are float8_e4m3fn, float8_e5m2 or int8, or numbers of q's type. The shape of scales is (1), (heads_k), (batch, heads_k),
+(blocks, rows, heads_k) or (blocks, rows, heads_k, groups), where a block is an entry or page of the cache. An append divides new
+values by scales of one or two dimensions. It computes and writes scales of three or four dimensions: the largest magnitude of a
+row or group, divided by the largest code.
 
 `k_rope_cache` has the last channels of the keys in q's type. Without `v_cache`, the values are the first `head_dim_v` channels of
 `k_cache`, with its scales unless `v_scale` is given.
@@ -56,7 +56,7 @@ def row_scales(x: np.ndarray, groups: int, dtype: np.dtype) -> np.ndarray:
 
 
 def spread(scale: np.ndarray | None, sequence: np.ndarray, block: np.ndarray, row: np.ndarray, channels: int) -> np.ndarray:
-    """The scales (n, heads_k or 1, channels or 1) of n cached rows, each as one sequence sees it."""
+    """The scales (n, heads_k or 1, channels or 1) of n cached rows; row i is row[i] of block[i], as read by sequence[i]."""
     if scale is None:
         return np.ones((1, 1, 1), np.float32)
     if scale.ndim == 1:
@@ -68,7 +68,9 @@ def spread(scale: np.ndarray | None, sequence: np.ndarray, block: np.ndarray, ro
 
 
 def new_rows(q: np.ndarray, cache: np.ndarray, rows: np.ndarray | None, options: dict) -> Gathered:
-    """The blocks of the new rows, as gather() finds them: k_cache has the rows, in q's type, and v_cache 1 + their sequence."""
+    """Where gather() appends new rows. In the result, k_cache is empty except for the new rows, rotated and in q's type; v_cache
+    is 1 + the sequence's number at the new rows and 0 elsewhere.
+    """
     channels = q.shape[-1] if rows is None else rows.shape[-1]
     empty = np.zeros((*cache.shape[:3], channels), q.dtype), np.zeros((*cache.shape[:2], 1, 1), np.int64)
     if rows is None:
@@ -81,7 +83,7 @@ def new_rows(q: np.ndarray, cache: np.ndarray, rows: np.ndarray | None, options:
 
 
 def append(cache: np.ndarray, scale: np.ndarray | None, new: Gathered) -> None:
-    """Write the new rows to `cache` and, if it belongs to rows, to `scale`."""
+    """Write the new rows to `cache` and, if every row has scales of its own, their scales to `scale`."""
     sequence = new.v_cache[:, :, 0, 0]
     block, row = np.nonzero(sequence)
     store(cache, scale, new.k_cache[block, row], sequence[block, row] - 1, block, row)
@@ -127,7 +129,9 @@ def cache_write(
     rotary_interleaved: bool = True,
     positions: np.ndarray | None = None,
 ) -> Written:
-    """Row i goes to row slots[i] % rows of block slots[i] // rows; outside of the cache it is not written."""
+    """New row i goes to row slots[i] % rows of block slots[i] // rows, where a block has `rows` rows. If the slot is outside of
+    the cache, the row is not written.
+    """
     caches = (None if x is None else x.copy() for x in (k_cache, v_cache, k_scale, v_scale, k_rope_cache))
     made = Written(*caches)  # type: ignore[arg-type]
     here = np.flatnonzero((slots >= 0) & (slots < k_cache.shape[0] * k_cache.shape[1]))
@@ -164,7 +168,7 @@ def gather_codes(
     head_dim_v: int | None = None,
     **options,
 ) -> GatheredCodes:
-    """As gather(), which finds the rows: of a cache of the new keys, of one of their sequences, and of the codes."""
+    """gather() for caches of codes. It calls gather() to find where new rows are written, and which rows each sequence sees."""
     caches = [None if x is None else x.copy() for x in (k_cache, v_cache, k_rope_cache, k_scale, v_scale)]
     k_cache, v_cache, k_rope_cache, k_scale, v_scale = caches
     rotated = new_rows(q, k_cache, k, options)

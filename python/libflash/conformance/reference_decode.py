@@ -2,14 +2,14 @@
 
 A cache is (batch, capacity, heads_k, head_dim), or pages (num_pages, page_size, heads_k, head_dim) with a
 `block_table` (batch, columns): position t of sequence b is row t % page_size of page
-block_table[b, t // page_size]. A page number out of range is a page that is absent: its keys are not visible,
-and nothing is written to it. `cache_batch_idx` names the cache row of each sequence, in place of pages.
+block_table[b, t // page_size]. A page whose number is out of range is absent: its keys are not visible, and
+nothing is written to it. `cache_batch_idx` gives the cache entry of each sequence, if the cache has no pages.
 
-`cache_seqlens` positions are filled (default: the whole capacity, or none when there are new keys). New `k`,
-`v` go to positions cache_seqlens + i, rounded to the cache's dtype, k after rotary at that position. q is rotated
-by position cache_seqlens + i if causal or windowed, else every row by cache_seqlens. A new row beyond the capacity
-is absent, as on an absent page: not written and not visible, but positions count it. Then q attends to the
-cache, new keys included; positions before `cache_leftpad`, in pages too, are hidden, whether their page exists or not.
+The first `cache_seqlens` positions are filled (default: the whole capacity, or none when there are new keys). New
+`k`, `v` go to positions cache_seqlens + i, rounded to the cache's dtype; k is first rotated by that position. q is
+rotated by position cache_seqlens + i if causal or windowed, else every row by cache_seqlens. A new row beyond the
+capacity is absent, as on an absent page: it is not written and not visible, but it counts in the number of keys. Then
+q attends to the cache, new keys included; positions before `cache_leftpad` are hidden, whether or not their page exists.
 
 With `cu_seqlens_q`, q is (total_q, heads_q, head_dim), and k, v are (total_new, heads_k, ...) by `cu_seqlens_new`, which is
 `cu_seqlens_q` if not given: each sequence has its own number of rows. `q_positions`, `tree_mask`: see `see_by_position`.
@@ -99,7 +99,7 @@ def gather(
                 if x is None:
                     continue
                 positions = filled[b] + np.arange(len(x[at])) * advance
-                if q_positions is not None:  # of the query rows, and of the keys among as many last ones
+                if q_positions is not None:  # of the query rows, and of the last keys, as many as there are query rows
                     given = q_positions[rows[b]]
                     n = positions - (lengths[b] - len(given)) if x is k else np.arange(len(given))
                     positions = np.where(n >= 0, np.append(given, 0)[np.clip(n, 0, None)], positions)
@@ -146,9 +146,9 @@ def see_by_position(
 ) -> None:
     """Replaces the causal rule, the window and ALiBi of `options` by a mask and a bias for each pair of a row and a key.
 
-    The last Lq keys of a sequence stand at the positions of its query rows: q_positions, else Lk - Lq + i. With tree_mask,
-    bit j % 32 of word j // 32 of a row says whether it sees the j-th of these keys; otherwise, and for sequences without rows
-    of tree_mask, the causal rule goes by the number of the key.
+    The last Lq keys of a sequence have the positions of its query rows: q_positions, else Lk - Lq + i. With tree_mask, bit
+    j % 32 of word j // 32 of a row says whether it sees the j-th of these keys. Without tree_mask, and for sequences without
+    rows in tree_mask, the causal rule compares the indices of keys, not positions.
     """
     lengths, mask = options.pop("seqused_k"), options["mask"]
     causal, (left, right), slopes = options.pop("causal"), options.pop("window_size"), options.pop("alibi_slopes", None)
@@ -159,7 +159,7 @@ def see_by_position(
     for b, at in enumerate(rows):
         lq, lk = at[-1].stop - at[-1].start, int(lengths[b])
         i, j = np.arange(lq)[:, None], np.arange(lk)[None, :]
-        n = j - (lk - lq)  # among the last lq keys, if it is not negative
+        n = j - (lk - lq)  # index among the last lq keys; negative for earlier keys
         position = lk - lq + np.arange(lq) if q_positions is None else q_positions[at].astype(np.int64)
         key_position = np.where(n >= 0, np.append(position, 0)[np.clip(n, -1, lq)], j)
         tree_rows = 0 if tree_mask is None else lq
@@ -216,7 +216,7 @@ def rotate(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarra
 
 @np.errstate(all="ignore")
 def merge_weights(lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(weights, lse): the share of each part, 0 in a row that no part has keys for."""
+    """(weights, lse): the weight of each part, 0 in a row for which no part has keys, and the merged lse."""
     lses = np.asarray(lses, dtype=np.float64)
     top = lses.max(axis=0, initial=NEG_INF)
     top = np.where(top == NEG_INF, 0.0, top)

@@ -1,6 +1,6 @@
 """The statistics of attention's rows in float64: the reference for every backend. Scores are those of `reference`.
 
-max_logit_i = max_j s_ij over visible keys; -inf without one            the sink is no score
+max_logit_i = max_j s_ij over visible keys; -inf without one            the sink does not count
 entropy_i = -sum_j p_ij log p_ij [- p_sink log p_sink]                  dropout does not change it; 0 without a key
 """
 

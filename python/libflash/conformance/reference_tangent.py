@@ -1,6 +1,7 @@
 """Forward-mode and second derivatives of attention in float64: the reference for every backend. The primal is `reference`.
 
-A leading t is a tangent, of head row i and key j; R is the dropout factor, g the slope of the softcap, th = tanh(z / softcap):
+A leading t marks a tangent. For row i and key j of one head; R is the dropout factor, g the slope of the softcap,
+th = tanh(z / softcap):
 
     tz   = scale (tq_i.k_j + q_i.tk_j)     ts = g tz + tbias_ij                sums over visible keys
     mu_i = sum_j p ts + p_sink tsink       = tlse_i
@@ -15,7 +16,7 @@ A leading t is a tangent, of head row i and key j; R is the dropout factor, g th
     tdsink = -sum_i p_sink ((tsink - mu_i) D_i + tD_i)
 
 A row without a visible key has to = 0, tlse = 0 (with a sink: tsink) and adds nothing to the gradients; its dout is not read.
-Hidden pairs are absent: NaN in a tangent reaches only what sees it.
+A hidden pair adds nothing: NaN in the tangent of a key or value reaches only the rows that see the key.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from .visibility import head_part
 
 @dataclasses.dataclass(frozen=True)
 class Tangents:
-    """Tangents of the inputs, shaped like them; None is zero. dout and dlse: of backward alone."""
+    """Tangents of the inputs, shaped like them; None means zero. dout and dlse are inputs of backward only."""
 
     q: np.ndarray | None = None
     k: np.ndarray | None = None

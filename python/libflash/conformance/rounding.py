@@ -34,12 +34,12 @@ class Rounding:
 
     @property
     def unit(self) -> float:
-        """A few roundings of the arithmetic type."""
+        """Relative error of a few roundings of the arithmetic type."""
         return 2.0**-51 if self.double else 2.0**-22
 
     @property
     def mean_square(self) -> float:
-        """Of the relative error of rounding to nearest."""
+        """Mean square of the relative error of rounding to nearest."""
         return (0.425 * self.u) ** 2
 
     def sum_error(self, n: int) -> float:

@@ -2,8 +2,8 @@
 
     counting   q = 0: exp(lse) is the number n of visible keys; v column b is bit b of the key's index, so that
                o * n counts, bit by bit, which keys were seen; dk = 0
-    selection  each key carries a code of +-8 in 16 dims, each query copies the code of one key it sees; scale 1:
-               the softmax is one-hot (the next score is 128 lower), o is that v row, dq = dk = 0, and
+    selection  each key has a code of +-8 in 16 channels, each query copies the code of one key that it sees; scale 1:
+               the softmax is one-hot (the next score is 128 lower), o is the v row of that key, dq = dk = 0, and
                dv sums small integers
     ones       v = 1: o = 1 within one ulp
     zero_v     v = 0: o = 0, dq = dk = 0
@@ -65,7 +65,7 @@ def key_bits(case: Case, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def codes(case: Case, rng: np.random.Generator, q: np.ndarray, k: np.ndarray, options: dict) -> tuple[np.ndarray, np.ndarray]:
-    """Keys with distinct codes, queries that copy the code of one visible key; the other dims are zero."""
+    """Keys with distinct codes, queries that copy the code of one visible key; the other channels are zero."""
     if q.shape[-1] < CODE_DIMS:
         raise ValueError(f"selection needs {CODE_DIMS} dims for its codes, the case has {q.shape[-1]}")
     if case.softmax_scale != 1 or case.dtype == "fp64":

@@ -1,4 +1,4 @@
-"""What the outcomes of a run say together: counts by group, errors by tensor, failures, what was not offered."""
+"""The summary of the outcomes of a run: counts by group, errors by tensor, failures, what was not offered."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def failures(outcomes: list[Outcome]) -> list[dict[str, Any]]:
 
 
 def not_offered(outcomes: list[Outcome]) -> dict[str, int]:
-    """How many problems needed it, by what was lacking first."""
+    """For each word that was not offered, the number of items that need it; an item counts for its first such word."""
     counts = Counter(outcome.lacks.split(", ")[0] for outcome in outcomes if outcome.status == NOT_OFFERED)
     return dict(counts.most_common())
 

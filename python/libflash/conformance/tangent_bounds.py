@@ -219,7 +219,7 @@ def check(result: Mapping[str, object], expected: Mapping[str, Tensor], label: s
 
 
 def reports(result: Mapping[str, object], expected: Mapping[str, Tensor], label: str = "") -> dict[str, Report]:
-    """The same with the root mean square of the errors."""
+    """As check, with the root mean square of the errors."""
     ratios = check(result, expected, label)
     return {name: Report(t1=t1, rms=relative_error(np.asarray(result[name]), expected[name])) for name, t1 in ratios.items()}
 

@@ -1,4 +1,4 @@
-"""Problems in forward mode: those of `cases`, each with a direction in which some of its inputs move."""
+"""Problems in forward mode: those of `cases`, each with a direction, that is, tangents for some of its inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rounding import stored
 from .tolerance import Report
 
 INPUTS = ("q", "k", "v", "bias", "learnable_sink", "dout", "dlse")
-# Inputs that do not move, one entry after the other.
+# Inputs without a tangent. The cases use the entries in turn.
 ABSENT = [(), (), ("v", "dout", "dlse"), ("k", "v"), ("q", "bias"), ("q", "k", "bias", "learnable_sink"), ("dout", "dlse")]
 
 
@@ -71,6 +71,6 @@ def tangents_of(case: Case, x: Inputs, *absent: str) -> Tangents:
 
 
 def direction(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
-    """Numbers that every storage type has: of 8 bits, as bf16's, which NumPy has with ml_dtypes only."""
+    """Random numbers rounded to the 8 significant bits of bf16, with integers, because NumPy has bf16 only with ml_dtypes."""
     bits = rng.standard_normal(like.shape).astype(np.float32).view(np.uint32)
     return stored(((bits + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32), like.dtype)

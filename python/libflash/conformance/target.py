@@ -46,7 +46,7 @@ class Target:
         raise NotImplementedError
 
     def repeatable(self, x: Inputs) -> Results:
-        """The same in the mode in which the target promises equal bits in equal calls."""
+        """The same results, in the mode in which the target promises equal bits in equal calls."""
         return self.results(x)
 
     def errors(self, x: Inputs) -> dict[str, float]:
@@ -62,12 +62,12 @@ class Target:
         raise NotImplementedError
 
     def keep_apart(self) -> None:
-        """Before a check that needs it."""
+        """Called before a check in which NaN, infinity or overflow shares a tile with results that must not change."""
         if self.mixes_tiles:
             raise NotOffered(APART)
 
     def run(self, x: Inputs, *, repeatable: bool = False) -> Results:
-        """Without gradients, if the target has none."""
+        """The results of a call; without gradients, if the target has none."""
         if "gradients" not in self.offers:
             x = dataclasses.replace(x, dout=None, dlse=None)
         missing = [word for word in needs(x) if word not in self.offers]
@@ -79,7 +79,7 @@ class Target:
             raise NotOffered(str(refusal)) from refusal
 
     def run_tangents(self, x: Inputs, t: Tangents) -> Results:
-        """Without those of gradients, if the target does not have them."""
+        """The tangents of a call; without those of gradients, if the target does not have them."""
         if JVP not in self.offers_tangents:
             raise NotOffered(JVP)
         if JVP_OF_GRADIENTS not in self.offers_tangents:
@@ -119,5 +119,5 @@ class Target:
         return True
 
     def call(self, q: Any, k: Any, v: Any, dout: Any = None, **options: Any) -> Results:
-        """`run` with arguments as the checks write them."""
+        """`run` with the arguments that checks pass."""
         return self.run(inputs_of(q, k, v, dout, **options))

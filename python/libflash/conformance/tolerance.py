@@ -5,10 +5,10 @@
     T3  bias, generic random fills only: the error of o and dv must not correlate with their value
     LSE -inf exactly where no key is visible, else within bLSE
 
-besides: rows without a visible key are exactly zero, and NaN is exactly where the reference has NaN.
-The limits come from error_bounds. `check` raises AssertionError with every finding; it returns the ratios (1
-is the limit), and whether the case was vacuous. The rule of other libraries, "twice the error of eager
-attention in low precision", is computed on request and never decides.
+Also, rows without a visible key are exactly zero, and NaN is exactly where the reference has NaN. The limits
+come from error_bounds. `check` raises AssertionError with every finding; it returns the ratios of errors to
+limits, and whether the case was vacuous. The rule of other libraries, "twice the error of eager attention in
+low precision", is computed on request and never decides.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Expected:
     tensors: dict[str, Tensor]
     problem: dict  # the arguments of `expect`, for the eager comparison
     generic: bool  # random fill without structure: errors have no preferred sign
-    small: bool
+    small: bool  # at least half of the heads have fewer than 17 rows or keys
     alike: bool  # weights with equal rounding errors, which add up: T2 means little, T3 nothing
     visible_pairs: int
 
@@ -168,7 +168,7 @@ def tensor(exact: np.ndarray, dtype: np.dtype, owned: tuple = (slice(None),)) ->
 
 
 def check(result: Mapping[str, object], expected: Expected, *, label: str = "", two_times: bool = False) -> dict[str, Report]:
-    """`judge`, with an AssertionError that has every finding."""
+    """As judge, but an AssertionError has every finding."""
     reports, findings = judge(result, expected, two_times=two_times)
     if findings:
         raise AssertionError("\n".join([f"{label}: {len(findings)} findings" if label else "", *findings]).lstrip())

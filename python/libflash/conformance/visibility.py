@@ -27,8 +27,8 @@ def visible_keys(
     head: int = 0,
     positions: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Bool (rows, columns). Row i is at position i + shift among the keys; the shift comes from the valid lengths. Or
-    `positions` has the positions of the rows and of the keys."""
+    """Bool (rows, columns): true where the row sees the key. Row i is aligned with key i + shift, where the shift depends on the
+    valid lengths, unless `positions` has the positions of the rows and of the keys."""
     if causal_align not in ("bottom_right", "top_left"):
         raise ValueError(f"causal_align must be bottom_right or top_left, not {causal_align!r}")
     shift = columns - rows if causal_align == "bottom_right" else 0

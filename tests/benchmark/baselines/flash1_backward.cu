@@ -1,14 +1,14 @@
-// FlashAttention-1 backward, Algorithm 4 of the paper (arXiv 2205.14135), with the split-K warps of its published kernels: key
-// tiles outside, query tiles inside, dK and dV of a key tile in registers, each warp's keys its own. Where its time goes,
-// beside the five products that FlashAttention-2 has as well:
-//   - dQ lives in memory: of every query tile it is read, added to and written once for each key tile;
-//   - the warps share the keys of a tile, so each has a part of the tile's dQ, which meet in shared memory (partial_sums.cuh);
-//     and every warp reads all of Q and dO, for few keys each;
-//   - row maximum and row sum are read in the place of one logsumexp, and the probabilities divided by the sum;
-//   - one thread block makes a whole head. `splits` > 1 shares the key tiles of a head among thread blocks, which then add to
-//     dQ atomically.
-// delta = rowsum(dO * O) is made once ahead, as the published kernels came to do; the paper's algorithm makes it again for each
-// key tile.
+// FlashAttention-1 backward, Algorithm 4 of the paper (arXiv 2205.14135), with the split-K warps of its published kernels: the
+// outer loop is over key tiles, the inner one over query tiles. dK and dV of a key tile are in registers; each warp has keys of
+// its own. Where its time goes, besides the five products that FlashAttention-2 has as well:
+//   - dQ is in global memory: dQ of every query tile is read, added to and written once for each key tile;
+//   - the warps share the keys of a tile, so each has a partial sum of the tile's dQ. These are added up in shared memory
+//     (partial_sums.cuh), and every warp reads all of Q and dO for its few keys;
+//   - row maximum and row sum are read instead of one logsumexp, and the probabilities are divided by the sum;
+//   - a whole head is computed by one thread block. `splits` > 1 shares the key tiles of a head among thread blocks, which then
+//     add to dQ atomically.
+// delta = rowsum(dO * O) is computed once in advance, as in the later published kernels; the paper's algorithm computes it again
+// for each key tile.
 #include "flash1.cuh"
 
 namespace baselines::BASELINE_TYPE {
@@ -45,7 +45,7 @@ struct Flash1Backward {
     static constexpr int kStatisticBytes = kBlockM * 4, kStageBytes = 2 * QTile::kBytes + 3 * kStatisticBytes;
     static constexpr int kStagesAt = 2 * KvTile::kBytes, kScoresAt = kStagesAt + 2 * kStageBytes,
                          kSumsAt = kScoresAt + ScoreTile::kBytes;
-    // dQ so far: of each thread the quads that it adds to, in two stages.
+    // dQ so far, in two stages: for each thread the quads (4 channels) that it adds to.
     static constexpr int kChunks = kHeadDim / kChannels, kQuads = kChunks * Sums::kPasses * 2;
     static constexpr int kRunningBytes = kQuads * kThreads * 16, kRunningAt = kSumsAt + Sums::kBytes;
     static constexpr int kSharedBytes = kRunningAt + 2 * kRunningBytes;
@@ -53,7 +53,7 @@ struct Flash1Backward {
     const Problem& p;
     char* shared;
     Tiles<kBlockM, kBlockN> tiles;
-    int64_t first;  // element of the head in q, k, v and their like
+    int64_t first;  // offset of the head's first element in q, k, v, dout ...
     int head, thread, warp, lane;
 
     using Gradient = float[kKeySlabs][kHeadDim / 8][4];
@@ -110,7 +110,7 @@ struct Flash1Backward {
             x[n][0] = pair.x, x[n][1] = pair.y;
         }
     }
-    // statistics_pitch is whole tiles: reading past the last row is allowed.
+    // statistics_pitch is a multiple of the tile's rows: reading past the last row is allowed.
     __device__ __forceinline__ void load_facts(int stage, int query) const {
         constexpr int kCopies = kStatisticBytes / 16;
         if (thread >= 3 * kCopies) return;
@@ -188,7 +188,7 @@ struct Flash1Backward {
                 }
     }
 
-    // dS^T to this warp's rows of the score tile, from where it is read transposed.
+    // Writes dS^T to this warp's rows of the score tile, from where it is read transposed.
     __device__ __forceinline__ void share(const Fragments& f) const {
         __syncwarp();
 #pragma unroll
@@ -199,7 +199,7 @@ struct Flash1Backward {
         __syncwarp();
     }
 
-    // This warp's part of dS K, 32 channels: more at a time would not fit the registers beside dK and dV.
+    // This warp's part of dS K, for 32 channels: more at a time would not fit in the registers beside dK and dV.
     static constexpr int kPart = 32;
     __device__ __forceinline__ void multiply_dq(float (&c)[kSlabs][kPart / 8][4], int part) const {
         const auto a_address =
@@ -242,24 +242,24 @@ struct Flash1Backward {
         for (int chunk = 0; chunk < kChunks; ++chunk) add_to_dq(stage, query, key, chunk);
     }
 
-    // An element of a score tile that was rounded: half the registers for as long as dP is being made.
+    // An element of the rounded probabilities, which take half the registers while dP is computed.
     __device__ __forceinline__ static float rounded(const Fragments& f, int a, int n, int e) {
         return to_float(reinterpret_cast<const T*>(&f[n / 2][a][n % 2 * 2 + e / 2])[e % 2]);
     }
-    // What does not count is 0, whatever its delta may be.
+    // Hidden pairs are 0, whatever their delta is.
     __device__ __forceinline__ static float product_or_hidden(float probability, float x) {
         return probability == 0.0f ? 0.0f : probability * x;
     }
 
     __device__ __forceinline__ void add_to_dq(int stage, int query, int key, int chunk) const {
-        if (chunk > 0) __syncthreads();  // the parts before these have been read
+        if (chunk > 0) __syncthreads();  // the parts of the previous chunk have been read
 #pragma unroll
         for (int part = 0; part < kChannels / kPart; ++part) {
             float c[kSlabs][kPart / 8][4];
             multiply_dq(c, chunk * (kChannels / kPart) + part);
             Sums::store(partial() + part * kPart, warp, hide_from_compiler(lane), c);
         }
-        __syncthreads();  // all warps' parts are there
+        __syncthreads();  // the parts of all warps are written
         const bool last = key == tiles.last_key(query);
 #pragma unroll
         for (int i = chunk * Sums::kPasses * 2; i < (chunk + 1) * Sums::kPasses * 2; ++i) {
@@ -280,7 +280,7 @@ struct Flash1Backward {
         }
     }
 
-    // Quad i of this thread, of a query tile: where it is, in shared memory and in the sums.
+    // Quad i of this thread in a query tile: its row and channel, and its place in shared memory and in p.dq_sums.
     __device__ __forceinline__ int64_t row_of(int query, int i) const {
         return query * kBlockM + Sums::row_of(i / 2 % Sums::kPasses, hide_from_compiler(thread));
     }
@@ -297,7 +297,7 @@ struct Flash1Backward {
         return reinterpret_cast<float4*>(p.dq_sums + (int64_t{head} * p.seqlen + row_of(query, i)) * kHeadDim + channel_of(i));
     }
 
-    // Through this warp's own rows of K or V, which nobody else reads.
+    // Stores through this warp's own rows of K or V in shared memory, which no other warp reads.
     __device__ __forceinline__ void store(void* tensor, const Gradient& gradient, int offset, int key, float factor) const {
 #pragma unroll
         for (int a = 0; a < kKeySlabs; ++a)
@@ -320,13 +320,13 @@ struct Flash1Backward {
             clear(dk);
             clear(dv);
             int stage = 0, query = tiles.first_query(key);
-            __syncthreads();  // nobody reads the tiles of the pass before
+            __syncthreads();  // the tiles of the previous pass are no longer read
             load_keys(key);
             load_queries(stage, query, key);
 #pragma unroll 1
             for (; query < tiles.queries(); ++query) {
                 cp_async_wait<0>();
-                __syncthreads();  // the query tile has arrived; nobody reads the other one, nor the parts of the tile before
+                __syncthreads();  // the query tile has arrived; the previous one and its parts are no longer read
                 load_queries(stage ^ 1, query + 1, key);
                 step(stage, query, key, dk, dv);
                 stage ^= 1;
@@ -375,9 +375,7 @@ int flash1_backward(const Problem& p, void* stream) {
 
 }  // namespace baselines::BASELINE_TYPE
 
-// The tiles (queries x keys) are the fastest of those tried, TFLOP/s on an H200 at S = 2048, not causal:
-//   head_dim 64:  32 x 128 in 4 warps 220, 32 x 256 in 8 warps 209, 32 x 128 in 8 warps 139
-//   head_dim 128: 32 x 128 in 8 warps 163, 32 x 64 in 4 warps 121
+// The fastest tiles (queries x keys) of those tried.
 BASELINE_EXPORT(flash1_backward)(const baselines::Problem* p, void* stream) {
     using namespace baselines::BASELINE_TYPE;
     if (p->head_dim == 64) return flash1_backward<64, 32, 128, 4>(*p, stream);

@@ -1,14 +1,14 @@
 // FlashAttention-1 forward, Algorithm 1 of the paper (arXiv 2205.14135), with the split-K warps of its published kernels. Where
-// its time goes, beside the two products of 16-bit numbers that FlashAttention-2 has as well:
-//   - the running output, row maximum and row sum live in memory: of every query tile they are read, rescaled and written once
-//     for each key tile;
-//   - the warps share the keys of a tile, so each has a part of the tile's output, a maximum and a sum of its own. They meet in
-//     shared memory (partial_sums.cuh), with two barriers a tile, and every warp reads all of Q;
-//   - one thread block makes a whole head: with fewer heads than the GPU has room for, the rest of it is idle. `splits` > 1
-//     shares the query tiles of a head among thread blocks, as later releases of FlashAttention-1 did.
-// What can be done inside that order is done: the next query tile is under way (cp.async) during this one, K and V stay in
-// shared memory for a whole pass, the old output is asked for before the product it waits for, tiles above the diagonal are
-// left out, a warp's scores stay in registers as the operand of the next product.
+// its time goes, besides the two products of 16-bit numbers that FlashAttention-2 has as well:
+//   - the running output, row maximum and row sum are in global memory: those of every query tile are read, rescaled and written
+//     once for each key tile;
+//   - the warps share the keys of a tile, so each has a partial sum of the tile's output, and a maximum and a sum of its own.
+//     These are combined in shared memory (partial_sums.cuh), with two barriers per tile, and every warp reads all of Q;
+//   - a whole head is computed by one thread block: with fewer heads than thread blocks fit on the GPU, a part of the GPU is
+//     idle. `splits` > 1 shares the query tiles of a head among thread blocks, as later releases of FlashAttention-1 did.
+// Within that order of loops the kernel is optimized: the next query tile is loaded (cp.async) while this one is computed, K and
+// V stay in shared memory for a whole pass, the old output is loaded before the product that it is added to, tiles above the
+// diagonal are skipped, and a warp's scores stay in registers as the operand of the next product.
 #include "flash1.cuh"
 
 namespace baselines::BASELINE_TYPE {
@@ -50,7 +50,7 @@ struct Flash1Forward {
     __device__ __forceinline__ float* partial(int chunk) const {
         return reinterpret_cast<float*>(shared + kSumsAt + chunk * Sums::kBytes);
     }
-    // Of each warp, its rows' maxima and sums.
+    // For each warp: maximum and sum of each row.
     __device__ __forceinline__ float* warp_max() const { return reinterpret_cast<float*>(shared + kFactsAt); }
     __device__ __forceinline__ float* warp_sum() const { return warp_max() + kWarps * kBlockM; }
 
@@ -96,8 +96,8 @@ struct Flash1Forward {
                 }
     }
 
-    // The softmax of this warp's part by itself: probabilities to fragments, maximum (base-2 units) and sum of each row to
-    // shared memory.
+    // The softmax over this warp's keys alone: writes the probabilities to fragments, maximum (base-2 units) and sum of each row
+    // to shared memory.
     __device__ __forceinline__ void softmax(Fragments& f, Scores& s, float scale_log2) const {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
@@ -128,7 +128,7 @@ struct Flash1Forward {
             for (int a = 0; a < kSlabs; ++a) to_fragment<T>(f[step][a], s[a][2 * step], s[a][2 * step + 1]);
     }
 
-    // This warp's part of the output of 64 channels.
+    // This warp's partial sum of 64 channels of the output.
     __device__ __forceinline__ void multiply_pv(float (&o)[kSlabs][kChannels / 8][4], const Fragments& probabilities,
                                                 int chunk) const {
         const auto v_address =
@@ -146,7 +146,7 @@ struct Flash1Forward {
         product.add_to(o, [](int) {});
     }
 
-    // How a row of this thread goes on: factors of the old output and of each warp's part, the new maximum and sum.
+    // How a row of this thread is updated: factors of the old output and of each warp's part, the new maximum and sum.
     struct Update {
         float max, sum, old_factor, factor[kWarps];
     };
@@ -167,8 +167,8 @@ struct Flash1Forward {
         for (int w = 0; w < kWarps; ++w) u.factor[w] *= inverse;
     }
 
-    // One tile of queries against one of keys. Whatever a thread reads of a row's past, it has written itself or, the statistics,
-    // a barrier ago.
+    // One tile of queries against one of keys. The earlier output of a row was written by the same thread; its statistics were
+    // written before the last barrier.
     __device__ __forceinline__ void step(int stage, int query, int key) const {
         Scores s;
         Fragments probabilities;
@@ -192,7 +192,7 @@ struct Flash1Forward {
             multiply_pv(o, probabilities, chunk);
             Sums::store(partial(chunk), warp, lane, o);
         }
-        __syncthreads();  // all warps' parts are there
+        __syncthreads();  // the parts of all warps are written
 #pragma unroll
         for (int pass = 0; pass < Sums::kPasses; ++pass) {
             update_row(update[pass], Sums::row_of(pass, thread));
@@ -245,13 +245,13 @@ struct Flash1Forward {
         for (int key = 0; key < tiles.keys(); ++key) {
             const int from = tiles.first_query(key);
             int query = from + (mine - from % splits + splits) % splits, stage = 0;
-            __syncthreads();  // nobody reads the tiles of the pass before
+            __syncthreads();  // the tiles of the previous pass are no longer read
             load_keys(key);
             load_queries(stage, query);
 #pragma unroll 1
             for (; query < tiles.queries(); query += splits) {
                 cp_async_wait<0>();
-                __syncthreads();  // the query tile has arrived; nobody reads the other one, nor the parts of the tile before
+                __syncthreads();  // the query tile has arrived; the previous one and its parts are no longer read
                 load_queries(stage ^ 1, query + splits);
                 step(stage, query, key);
                 stage ^= 1;
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) flash1_forward_kernel(co
     body.run();
 }
 
-// kBlocks: thread blocks that fit a multiprocessor.
+// kBlocks: thread blocks per multiprocessor, at least.
 template <int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kBlocks>
 int flash1_forward(const Problem& p, void* stream) {
     using Body = Flash1Forward<kHeadDim, kBlockM, kBlockN, kWarps>;
@@ -278,9 +278,7 @@ int flash1_forward(const Problem& p, void* stream) {
 
 }  // namespace baselines::BASELINE_TYPE
 
-// The tiles (queries x keys) are the fastest of those tried, TFLOP/s on an H200 at S = 2048, not causal:
-//   head_dim 64:  32 x 256 in 4 warps 186, in 8 warps 119, 32 x 128 in 4 warps 108
-//   head_dim 128: 32 x 256 in 4 warps 160, in 8 warps 140, 64 x 128 in 4 warps 109, 32 x 128 in 4 warps 91, 16 x 128 63
+// The fastest tiles (queries x keys) of those tried.
 BASELINE_EXPORT(flash1_forward)(const baselines::Problem* p, void* stream) {
     using namespace baselines::BASELINE_TYPE;
     if (p->head_dim == 64) return flash1_forward<64, 32, 256, 4, 2>(*p, stream);

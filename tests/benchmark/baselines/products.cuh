@@ -14,7 +14,7 @@ using namespace libflash::cuda;
 
 constexpr int kTile = 128;               // rows and columns of a tile of the scores
 constexpr int kProductThreads = 128;     // 2 x 2 warps
-constexpr int kDepth = 64, kStages = 3;  // of a product along the sequence: columns per step, pipeline stages
+constexpr int kDepth = 64, kStages = 3;  // products along the sequence: columns per step, pipeline stages
 
 // Writes accumulators, rounded, to a tile in shared memory from (first_row, 8 * first_chunk) on.
 template <class Tile, int kSlabs, int kBlocks>
@@ -30,8 +30,8 @@ __device__ __forceinline__ void round_to_tile(uint32_t tile, int first_row, int 
         }
 }
 
-// A tile of A B^T, from (seqlen, head_dim) to (seqlen, pitch): the scores, and the gradient of the weights. It is written to
-// memory, which costs more time than the product: 2 * head_dim operations a number.
+// A tile of A B^T, from (seqlen, head_dim) to (seqlen, pitch): the scores, and the gradient of the weights. Writing the tile to
+// global memory takes longer than the product, which has 2 * head_dim operations per element.
 template <int kHeadDim>
 __global__ void __launch_bounds__(kProductThreads)
     standard_scores_kernel(const T* a_tensor, const T* b_tensor, T* result, Problem p) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kProductThreads)
 }
 
 // 128 rows of factor * A B, or with kTransposed of A^T B, from (seqlen, pitch) and (seqlen, head_dim) to (seqlen, head_dim):
-// out = P V, dq = dS K; dv = P^T dout, dk = dS^T q. A is read from memory, every number for 2 * head_dim operations.
+// out = P V, dq = dS K; dv = P^T dout, dk = dS^T q. A is read from global memory, each element for 2 * head_dim operations.
 template <int kHeadDim, bool kTransposed>
 struct AlongSequence {
     using ATile = SharedTile<kTransposed ? kDepth : kTile, kTransposed ? kTile : kDepth>;

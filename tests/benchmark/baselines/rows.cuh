@@ -33,7 +33,7 @@ __device__ __forceinline__ float over_block(float x, float* scratch, const Combi
     return x;
 }
 
-// kVectors: of 8 columns, a thread.
+// kVectors: vectors of 8 columns per thread.
 template <int kVectors>
 __global__ void __launch_bounds__(kRowThreads) standard_softmax_kernel(const T* scores, T* weights, float scale_log2, Problem p) {
     __shared__ float largest_of[kRowThreads / 32], sum_of[kRowThreads / 32];

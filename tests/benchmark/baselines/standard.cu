@@ -1,6 +1,6 @@
 // Standard attention, Algorithm 0 of the FlashAttention paper (Dao et al., arXiv 2205.14135) and Algorithm 3, its gradient: S =
-// Q K^T, P = softmax(S) and O = P V are kernels of their own with S and P in memory, and so are dP and dS. The cost is
-// the traffic of the seqlen * seqlen matrices: each is written once and read once or twice, 16 bits per number, for every head.
+// Q K^T, P = softmax(S) and O = P V are separate kernels with S and P in global memory, and so are dP and dS. The cost is the
+// traffic of the seqlen * seqlen matrices: each is written once and read once or twice, 16 bits per number, for every head.
 // Scale and mask are part of the softmax kernel, which saves two passes that a framework may need.
 #include "products.cuh"
 #include "rows.cuh"
@@ -23,7 +23,7 @@ int along_sequence(const Problem& p, const void* a, const void* b, void* result,
                    static_cast<const T*>(b), static_cast<T*>(result), factor, p);
 }
 
-// Calls launch(std::integral_constant<int, vectors>, threads) with the numbers for a row of the problem.
+// Calls launch(std::integral_constant<int, vectors>, threads) with numbers of vectors and threads that suffice for a row.
 template <int kVectors = 1, class Launch>
 int for_row(const Problem& p, const Launch& launch) {
     if (p.pitch > kVectors * 8 * kRowThreads) {

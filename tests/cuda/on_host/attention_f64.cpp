@@ -1,6 +1,7 @@
 // Runs the float64 kernels of forward and backward on the host and compares them with sums in long double. Arguments: 1 the
 // options (bits: 1 softcap, ALiBi, bias, mask, sink and a window; 2 dropout; 4 packed sequences with used lengths; 8 block mask;
-// 16 the keys are in two calls, by position), 2 the magnitude of the inputs. Prints the errors; exit code 0: none is too large.
+// 16 the keys are divided into two calls with positions), 2 the magnitude of the inputs. Prints the errors; exit code 0: none is
+// too large.
 #include "problem_f64.h"
 
 #include "cuda/sm80/backward_f64.cuh"

@@ -1,4 +1,4 @@
-// The forward and backward kernels of sm80 that a program runs, by its macros, and what it needs to launch them.
+// The forward and backward kernels of sm80 that a program runs, chosen by its macros, and what it needs to launch them.
 // attention_instances.cpp has their code, which is compiled once for all programs that run the same kernels.
 #pragma once
 
@@ -25,7 +25,7 @@ extern template int libflash::cuda::launch_backward<BackwardKernel>(const Backwa
 
 using T = ElementOf<ForwardKernel::config.dtype>;
 constexpr int kDim = HEAD_DIM;
-constexpr bool kWide = is_wide_backward(kDim);  // backward is always deterministic
+constexpr bool kWide = is_wide_backward(kDim);  // then backward is always deterministic
 constexpr bool kFloat = ForwardKernel::config.dtype == KernelType::f32_;
 // Relative rounding error of a result. For float it includes the error of the arithmetic.
 constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardKernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
@@ -58,7 +58,7 @@ void fill_in_sizes(Params& params, int rows, int keys, int heads, double scale) 
     params.vector_loads = params.vector_out = true;
 }
 
-// Backward of such a problem: memory between its kernels, schedules, and the launches that it always has.
+// Backward of such a problem: the memory that its kernels share, the schedules, and the launches that every plan has.
 struct BackwardLaunch {
     std::vector<SoftmaxStatistics> statistics;
     std::vector<float> dq_accumulator;

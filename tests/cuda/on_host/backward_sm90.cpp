@@ -1,8 +1,9 @@
 // Runs the backward kernel of sm90, or those of wide heads, on the host and compares it with double precision: masks, lengths
-// that end within tiles, shared key heads, rare options, block masks, and NaN between rows and outside the sequences. Arguments:
-// 0 or the seed of a disorder (warps are delayed, copies and additions complete late and in any order, products are computed when
-// they are waited for); 0, or the number of thread blocks that run at the same time, begin in any order and add to dq in a fixed
-// order. Prints the errors, and under a fixed order a hash of the results; exit code 0 means no error is too large.
+// that end within tiles, shared key heads, rare options, block masks, and NaN between rows and outside the sequences.
+// Arguments: 1 is 0, or the seed of a disorder (warps are delayed, copies and additions complete late and in any order, products
+// are computed when they are waited for); 2 is 0, or the number of thread blocks that run at the same time, start in any order
+// and add to dq in a fixed order. Prints the errors and, with a fixed order, a hash of the results; exit code 0 means no error is
+// too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -318,8 +319,8 @@ struct Problem {
     }
 };
 
-// Whether 0 in place of the exact value means that it was too small for some type on the way. (fp16 probabilities end at 2^-25;
-// larger values become 0 where rounded terms of a row with few keys cancel.)
+// Whether a result of 0 in place of this exact value is an error: a number of the computation was too small for its type. (Not
+// with fp16, where probabilities below 2^-25 are 0. Larger values can be 0 where rounded terms of a row with few keys cancel.)
 bool is_lost(double exact) { return kWide && std::fabs(exact) > 0x1p-124 && std::fabs(exact) < 0x1p-20; }
 
 // Checks the root mean square error relative to the exact values, that no value that bf16 can represent became 0, that rows
@@ -399,7 +400,7 @@ int main(int, char** argv) {
         {1, 2, 1, 150, 200, kDim, kDim, 120, 0, kWide ? 4.0f : 2.0f, false, false},  // very small probabilities
         {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, false, false},                  // no queries at all
         {1, 1, 1, 70, 0, kDim, kDim, kAll, kAll, 1, false, false},                   // no keys
-        // No queries, by the other instances. So are keys without query heads (leave_out_queries()).
+        // No queries, with the other instances. A call without query heads runs in the same way (leave_out_queries()).
         {2, 2, 2, 0, 300, kDim, kDim, kAll, 0, 1, false, false, Lengths::used},
         {3, 2, 2, 0, 200, kDim, kDim, kAll, kAll, 1, false, false, Lengths::dense, true},
         {2, 2, 2, 0, 300, kDim, kDim, kAll, 0, 1, false, false, Lengths::dense, false, Blocks::mask},

@@ -1,7 +1,8 @@
 // Runs backward_tangent of one kernel on the host and compares it with double precision. Arguments: 1 the size of the inputs, 2
 // the size of their tangents, 3 whether the rare options, a block mask and packed rows are used, 4 which tangents are given (bit
-// 0: q, 1: k, 2: v, 3: dout; bit 4: delta and tdelta are given instead of out, tout, dlse and tdlse). With the rare options also
-// the tangent of dbias, for a bias that is broadcast over each dimension. Prints the errors; exit code 0 means none is too large.
+// 0: q, 1: k, 2: v, 3: dout; bit 4: delta and tdelta are given instead of out, tout, dlse and tdlse). With the rare options it
+// also tests the tangent of dbias, for a whole bias and for biases that are broadcast. Prints the errors; exit code 0 means none
+// is too large.
 #include "emulation.h"
 
 #include "cuda/host/tile_schedule.h"
@@ -80,7 +81,7 @@ struct Problem : TangentProblem {
         double of_out = -dlse[number], moved = -tdlse[number];
         for (int c = 0; c < kDimV; ++c) {
             out[at_out + c] = T(static_cast<float>(o[c])), tout[at_out + c] = T(static_cast<float>(to[c]));
-            // The kernel reads rounded results, if it reads them.
+            // If the kernel reads out and tout, they are rounded.
             const double x = given & 16 ? o[c] : wide(out[at_out + c]), y = given & 16 ? to[c] : wide(tout[at_out + c]);
             of_out += wide(dout[at_out + c]) * x, moved += wide(tdout[at_out + c]) * x + wide(dout[at_out + c]) * y;
         }
@@ -146,7 +147,7 @@ bool makes_all_biases(const Problem& p, const BackwardTangentParams& params) {
            makes_bias(p, params, kHeads, kRows, 1);
 }
 
-// False: a tangent of dbias is wrong.
+// Returns false if a tangent of dbias is wrong.
 bool run(Problem& p) {
     BackwardTangentParams params{};
     const int32_t used = kUsed, rows_of_sequence[] = {kBefore, kBefore + kRows}, keys_of_sequence[] = {0, kKeys};

@@ -1,6 +1,6 @@
-// Runs the kernel of cache_write on the host and compares caches and scales, bit for bit, with what cpu/quantize.h stores. All
-// types of caches, forms of scales and rotary embeddings; rows hold zeros, infinities and NaN; slots are outside, too.
-// Prints a line per case; exit code 0 means that all are right.
+// Runs the kernel of cache_write on the host and compares caches and scales, bit for bit, with what cpu/quantize.h stores: all
+// types of caches, all shapes of scales, all rotary embeddings. Some rows hold zeros, infinities and NaN; some slots are outside
+// of the cache. Prints a line per case; exit code 0 means that all are right.
 #include "emulation.h"
 
 #include <cstdio>
@@ -149,7 +149,7 @@ bool run(CodeType code, Scales kind, Rotary rotary) {
     return wrong == 0 && changed;
 }
 
-// Codes of many numbers: every number of 16 bits, and neighbours of halves between codes.
+// Compares the codes of many numbers: every `half`, and floats with all upper 16 bits and with lower 16 bits around a tie.
 bool codes_are_those_of_the_cpu() {
     int wrong = 0;
     const auto compare = [&](float x) {

@@ -1,9 +1,11 @@
 // Runs decode over a cache of 8-bit codes on the host. Arguments: 1 query rows; 2 splits (negative: the split size); 3 whether
 // the cache is paged; 4 appended rows per sequence, with rotary embedding; 5 type of the codes (CodeType); 6 what scales belong
 // to (0: no scales, 1: all, 2 heads, 3 sequences and heads, 4 rows); 7 key heads of a thread block; 8 whether copies complete
-// late; 9 whether the attention kernel appends; 10 the numbers of the queries (0: normal; 1: bfloat16 that are too small for
-// `half` beside others, which meet zeros of the keys; 2: large, so that most weights are tiny), which also choose the loads from
-// pages: those for any alignment, from pages that do not begin at multiples of 16 keys, and from pages that do.
+// late; 9 whether the attention kernel appends; 10 the queries and, if the cache is paged, the loads:
+// 0: normal numbers; loads for any alignment;
+// 1: with bfloat16, some channels are so large that the others are too small for `half` beside them, but their keys are 0; pages
+//    that do not begin at multiples of 16 keys;
+// 2: large numbers, so that most weights are tiny; pages that begin at multiples of 16 keys.
 //
 // Checked: results against double; without scales, and with powers of two, bit for bit against a cache of the type of q with the
 // values of the codes; appended codes and scales bit for bit against cpu/quantize.h, and that nothing else changed.

@@ -70,7 +70,7 @@ struct Problem {
         std::printf("%s values: %d wrong\n", wrong == 0 ? "ok" : "WRONG", wrong);
         return wrong == 0;
     }
-    // The sequence of a code has it in the channel of its query.
+    // The key of sequence b has code b in the channel in which its query is 1.
     bool keys_are_right() {
         for (int b = 0; b < kCodes; ++b) {
             const int channel = b * 5 % kDim;

@@ -1,5 +1,5 @@
-// The decode kernel that a program runs, by its macros: of sm80, with DECODE_SM90 of sm90. decode_instances.cpp has its code,
-// which is compiled once for all programs that run the same kernel.
+// The decode kernel that a program runs, chosen by its macros: of sm80 or, with DECODE_SM90, of sm90. decode_instances.cpp has
+// its code, which is compiled once for all programs that run the same kernel.
 #pragma once
 
 #include "emulation.h"

@@ -1,4 +1,4 @@
-// The decode kernel that a program runs, by its macros, and what the programs have in common.
+// The decode kernel that a program runs, chosen by its macros, and what the programs have in common.
 #pragma once
 
 #include "emulation.h"

@@ -24,7 +24,7 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-// What other sources of the library define.
+// Replacements of functions that other sources of the library define.
 void cpu::run_tasks(int64_t tasks, int, void (*body)(const void*, int64_t, int), const void* context) {
     for (int64_t task = 0; task < tasks; ++task) body(context, task, 0);
 }
@@ -106,7 +106,7 @@ struct Problem {
         for (int b = 0; b < kBatch; ++b)
             for (int i = 0; i < rows[b]; ++i) position.push_back(std::max(0, lengths[b] + i + 4 - i * 3 % 7));
         for (size_t i = 0; i < total * kWords; ++i) bits.push_back(static_cast<int32_t>(generator()));
-        const int turn = columns % 7 ? 7 : 11;  // prime to the number of pages in use
+        const int turn = columns % 7 ? 7 : 11;  // has no common factor with the number of pages in use
         for (int i = 0; i < kBatch * columns; ++i) table.push_back((i * turn + 3) % (kBatch * columns));
         k = filled(stored, k_channels), v = filled(stored, dim_v), rope = filled(kType, c.rope);
         make_scales(k_scales, k_channels), make_scales(v_scales, dim_v);
@@ -217,7 +217,7 @@ struct Problem {
 
     // The sums of a row over the keys that it sees in the cache of a shard.
     struct Row {
-        double sum = 0, o[kDim] = {}, size[kDim] = {}, largest = 0, scale = 0;  // of elements of v_cache, of v_scale
+        double sum = 0, o[kDim] = {}, size[kDim] = {}, largest = 0, scale = 0;  // largest element of v_cache; of v_scale
     };
     Row row_of(const DecodeProblem& p, int b, int i, int h) const {
         Row row;
@@ -340,7 +340,7 @@ bool codes_have_the_bits_of_their_values(Problem& x) {
     return same;
 }
 
-// Each row in a call of its own, after the keys that it sees.
+// Computes each row in a call of its own, with a cache that ends after the last key that it sees, and compares the bits.
 bool rows_have_the_same_bits_alone(Problem& x, const Case& c) {
     const size_t row_bytes = size_t(kHeads) * x.dim_v * x.out_bytes();
     std::vector<char> out(row_bytes);

@@ -1,5 +1,5 @@
-// Runs decode over keys that sequences share twice, without and with the hint, and compares the bits. With PREFIX_TILE the shared
-// keys are those of the kernel of sm90, where it takes the pages. Arguments:
+// Runs decode over keys that sequences share twice, without and with the hint (shared_groups), and compares the bits. With
+// PREFIX_TILE the kernel of sm90 processes the shared keys, if it supports the pages. Arguments:
 // 1 the query rows of a sequence; 2 the query heads of a key head; 3 the number of splits (0: the plan's, negative: the split
 // size); 4 keys of a page (0: all sequences have the same cache entry); 5 which groups there are; 6 appended rows of each
 // sequence, with rotary embedding; 7 whether rows are invariant; 8 options: 1 softcap and sinks, 2 ALiBi, 4 a window, 8 causal,
@@ -33,8 +33,8 @@ struct Groups {
     std::vector<int32_t> begins, lens;
     bool true_hint;
 };
-// One; several of which one is empty and one has a single sequence; shared keys that are not whole tiles; nothing shared; and
-// hints that are not true.
+// One group; several groups, of which one is empty and one has a single sequence; shared keys that are not whole tiles; groups
+// that share no keys, or fewer than a tile; two hints that are not true.
 const Groups kGroups[] = {
     {{0, kBatch}, {512}, true},  {{0, 6, 6, 12}, {77, 500, 330}, true}, {{1, 2, 11}, {300, 191}, true},
     {{0, 8, 13}, {0, 15}, true}, {{3, 40, -7}, {2000, -5}, false},      {{5, 2, 9}, {600, 600}, false},
@@ -71,7 +71,7 @@ struct Problem {
         for (int h = 0; h < heads; ++h) slopes.push_back(0.02f * (h + 1)), sinks.push_back(0.5f * h - 1);
     }
 
-    // Those of a group of a true hint; else any.
+    // The group of a sequence; -1 without one. Used for true hints only.
     int group_of(int b) const {
         for (size_t i = 0; i < groups.lens.size(); ++i)
             if (groups.begins[i] <= b && b < groups.begins[i + 1]) return static_cast<int>(i);
@@ -80,7 +80,7 @@ struct Problem {
     int shared_keys(int b) const { return !groups.true_hint ? kLongest - 100 : group_of(b) < 0 ? 0 : groups.lens[group_of(b)]; }
     int first_of_group(int b) const { return !groups.true_hint || group_of(b) < 0 ? b : groups.begins[group_of(b)]; }
 
-    // Of a page that is shared only in part: the keys are the same, but in other places.
+    // For a page of which only some keys are shared: each sequence has its own page with the same keys.
     void copy_key(int from, int to, int key) {
         const auto row = [&](int b) {
             return (size_t(table[b * columns + key / c.page]) * c.page + key % c.page) * kHeadsK * kDim;
@@ -135,7 +135,7 @@ struct Problem {
     }
 };
 
-// As the plan layer does.
+// Makes the plan use the kernel of sm90, as the plan layer does.
 void take_prefix_kernel([[maybe_unused]] cuda::DecodePlan& plan, [[maybe_unused]] const DecodeProblem& problem,
                         [[maybe_unused]] const DeviceProperties& device) {
 #ifdef PREFIX_TILE

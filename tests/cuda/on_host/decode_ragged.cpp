@@ -1,12 +1,12 @@
-// Runs decode with rows of any lengths on the host, from the problem over the plan to the kernels, and compares it with double
-// precision. Arguments:
+// Runs decode with any number of rows in each sequence on the host, from the problem over the plan to the kernels, and compares
+// it with double precision. Arguments:
 // 1 the number of splits (0: the plan's, negative: the split size); 2 whether the cache is paged; 3 what is appended, with rotary
 // embedding (0: nothing, 1: as many rows as query rows, 2: other numbers of rows); 4 whether positions are given; 5 bits of
 // trees (0: none, 1: for all sequences, 2: for some of them); 6 the window on the left (-1: none); 7 whether there are softcap,
 // ALiBi and sinks; 8 the query rows of each sequence (0: packed rows); 9 sequences without rows before the others; 10 whether
-// the mask is causal; 11 whether copies complete late; 12 the disorder of the warps; 13 the query rows from which on a sequence
-// is that of the prefill kernel of sm90 (0: none is). With DECODE_SM90 the kernel is that of sm90 for many rows; GROUP: the query
-// heads of a key head.
+// the mask is causal; 11 whether copies complete late; 12 the disorder of the warps; 13 the prefill kernel of sm90 computes
+// sequences with at least so many query rows (0: none). With DECODE_SM90 the kernel is that of sm90 for many rows; GROUP: the
+// query heads of a key head.
 // Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
@@ -96,7 +96,7 @@ struct Problem {
     int existing(int b) const { return std::min(cached[b] + news[b], kCapacity); }
     bool has_bits(int b) const { return c.tree == 1 || (c.tree == 2 && (b - c.padding) % 4 == 1); }
 
-    // As of the nodes of a tree: several rows have the same position, and not in order.
+    // Positions like those of the nodes of a tree: several rows have the same position, and positions are not in order.
     void make_positions() {
         for (int b = 0; b < batch; ++b)
             for (int i = 0; i < rows[b]; ++i) position.push_back(std::max(0, shift(b) + i + 4 - i * 3 % 7));
@@ -267,7 +267,7 @@ struct Problem {
     }
 };
 
-// With a few multiprocessors, so that the plan has thread blocks for so few rows.
+// The plan of the prefill kernel, for a GPU with three multiprocessors, so that it has thread blocks for so few rows.
 DecodePrefill prefill_of([[maybe_unused]] const Case& c, [[maybe_unused]] const DecodeProblem& problem,
                          [[maybe_unused]] DeviceProperties device) {
     DecodePrefill prefill;

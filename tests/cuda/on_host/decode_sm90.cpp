@@ -1,7 +1,7 @@
 // Runs a decode kernel of sm90 on the host, from the problem over the plan to the kernels, and compares it with double
 // precision: values that are channels of the keys or, where keys and values have as many channels, a cache of their own;
 // sequences of several lengths over a cache with pages or without, splits, windows, new rows, pages that do not exist, and NaN in
-// all rows of the cache that nobody may read. The argument is 0, or the seed of a disorder, as of forward_sm90.cpp. Prints the
+// all rows of the cache that must not be read. The argument is 0, or the seed of a disorder, as in forward_sm90.cpp. Prints the
 // errors; exit code 0 means none is too large.
 #include "emulation.h"
 
@@ -110,7 +110,7 @@ struct Problem {
             if (!kInKeys) std::copy_n(&new_values[from], kDim, key(wanted_v, b, j, h));
         }
     }
-    // Pairs from the two halves of the channels.
+    // Rotary embedding of pairs from the two halves of the channels.
     void rotate(const T* from, T* to, int position) const {
         for (int n = 0; n < kDim / 2; ++n) {
             const double x = wide(from[n]), y = wide(from[n + kDim / 2]);

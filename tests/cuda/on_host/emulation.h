@@ -1,6 +1,6 @@
 // Runs CUDA kernels on the host: each thread is a fiber that runs until a barrier or an exchange within its warp. One thread
-// block runs at a time or, where they wait for each other, several. Slow, and races do not show, but it runs the kernel sources
-// themselves where there is no GPU.
+// block runs at a time or, where thread blocks wait for each other, several. This is slow and does not show races, but it runs
+// the kernel sources themselves where there is no GPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -70,10 +70,10 @@ struct Fiber {
     char* stack = nullptr;
     Position position;
     bool started = true, done = true;
-    // A fiber that waits for a change of a word of 32 bits is not resumed before.
+    // A fiber that waits for a change of a 32-bit word is not resumed before the change.
     const void* watched = nullptr;
-    uint32_t seen = 0;
-    bool counted = false;  // as a poll
+    uint32_t seen = 0;     // the word's value when the wait began
+    bool counted = false;  // whether each check of the word counts as a poll (count_poll)
 };
 
 struct Block {
@@ -210,7 +210,7 @@ inline void go_to(Block* block) {
     dynamic_shared = block->shared;
 }
 
-// Runs `what` now or, in disorder, at a random later time; on behalf of the running block.
+// Runs `what` now or, in disorder, at a random later time. Then the block that runs now is again the running one.
 inline void do_later(std::function<void()> what) {
     if (!machine.disorder) return what();
     machine.later.push_back([what = std::move(what), block = machine.block] {
@@ -251,7 +251,7 @@ inline std::vector<unsigned> order_of_blocks() {
     return order;
 }
 
-// The stack of a fiber. All launches use the same ones: allocating them takes longer than many kernels run.
+// The stack of a fiber. All launches use the same stacks: allocating them takes longer than many kernels run.
 inline char* stack(size_t number) {
     static std::vector<std::unique_ptr<char[]>> stacks;
     while (stacks.size() <= number) stacks.emplace_back(new char[kStackBytes]);

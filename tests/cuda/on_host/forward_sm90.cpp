@@ -3,7 +3,7 @@
 // argument is 0, or the seed of a disorder: warps are delayed, copies complete late and in any order, and products are computed
 // when they are waited for. Prints the errors; exit code 0 means none is too large. With STATISTICS the kernel is the one with
 // statistics of rows: 1, the largest scores of rows and the entropy; 2, the largest scores of heads; 3, the entropy alone. With
-// WIDE_HEADS it is the one for more than 256 channels, which knows neither block masks nor rare options but softcap.
+// WIDE_HEADS it is the one for more than 256 channels, which supports no block masks and, of the rare options, only softcap.
 #include "emulation.h"
 
 #include <cstdio>
@@ -336,7 +336,7 @@ void launch(const Problem& p) {
 #endif
 
 bool check(const Case& c) {
-    if ((kStatistics && c.rare) || (kWideHeads && c.blocks != Blocks::all)) return true;  // the kernel does not know them
+    if ((kStatistics && c.rare) || (kWideHeads && c.blocks != Blocks::all)) return true;  // the kernel does not support them
     Problem p(c);
     launch(p);
     RelativeError error;

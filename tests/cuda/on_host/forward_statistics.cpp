@@ -62,8 +62,8 @@ struct Problem {
     }
     bool has(Option option) const { return options & option; }
 
-    // The keys that come last, at the beginning of each sequence, have scores far above the others for some rows; one row of the
-    // last head is NaN.
+    // The kernel processes the first keys of a sequence last. For some rows the score of the first key is far above the others;
+    // one row of the last head is NaN.
     void jump() {
         for (int c = 0; c < kDim; ++c) {
             for (int b = 0; b < kBatch; ++b) k[cu_k[b] * (kHeads / kGroup) * kDim + c] = T(8.0f);
@@ -184,7 +184,7 @@ struct Problem {
     }
 };
 
-// `unit`: what the errors are relative to, if that is more than the number. Infinities and NaN must be the same.
+// Errors are relative to the exact number or to `unit`, whichever is larger. Infinities and NaN must be the same.
 template <class Number>
 bool near(const char* name, const std::vector<Number>& got, const std::vector<double>& exact, double limit, double unit = 1) {
     double worst = 0;

@@ -1,7 +1,7 @@
-// Runs a forward_tangent kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: fused
-// with forward if it has that instance, and from saved LSE, several work tiles per thread block, rows without keys, warpgroups
-// without rows. The argument is 0, or the seed of a disorder (forward_sm90.cpp). Prints the errors; exit code 0 means none is
-// too large.
+// Runs a forward_tangent kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: from
+// saved LSE and, if the kernel has that instance, fused with forward; several work tiles per thread block, rows without keys,
+// warpgroups without rows. The argument is 0, or the seed of a disorder (forward_sm90.cpp). Prints the errors; exit code 0 means
+// none is too large.
 #include "emulation.h"
 
 #include <cstdio>

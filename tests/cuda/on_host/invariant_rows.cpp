@@ -1,7 +1,7 @@
-// Runs decode of invariant rows on the host, from the problem over the plan to the kernels, and compares bits: rows that the
-// decode kernel of sm80 computes, all together and alone, with those of the prefill kernel of sm90, in chunks of several lengths,
-// in other orders, in pages of several sizes. The arguments are the number of the case and the disorder of the warps. Exit code 0
-// means that no bit differs and that the errors against double precision are small.
+// Runs decode of invariant rows on the host, from the problem over the plan to the kernels. The rows that the decode kernel of
+// sm80 computes, all together and alone, must have the same bits as those that the prefill kernel of sm90 computes, in chunks of
+// several lengths, in other orders, in pages of several sizes. The arguments are the number of the case and the disorder of the
+// warps. Exit code 0 means that no bit differs and that the errors against double precision are small.
 #include "emulation.h"
 
 #include <cstdio>
@@ -70,7 +70,7 @@ struct Inputs {
 struct Chunk {
     int sequence, begin, end;
 };
-// Of all rows of the inputs.
+// The results of all rows of the inputs.
 struct Results {
     std::vector<T> out;
     std::vector<float> lse;
@@ -79,8 +79,8 @@ struct Results {
         : out(x.q.size() / kDim * kDimV, T(7.0f)), lse(size_t(x.first_row.back()) * x.heads, 7.0f) {}
 };
 
-// A call with several chunks, in pages of `page` keys or, with 0, in entries. `fewest`: query rows from which on a chunk is that
-// of the prefill kernel; 0: none is.
+// A call with several chunks, in pages of `page` keys or, with 0, in entries. `fewest`: the prefill kernel computes chunks with
+// at least so many query rows; 0: no chunk.
 struct Call {
     const Inputs& x;
     const std::vector<Chunk>& chunks;
@@ -150,7 +150,7 @@ struct Call {
         return p;
     }
 
-    // Returns how many rows are those of the prefill kernel.
+    // Returns how many rows the prefill kernel computed.
     int run(int fewest, Results& results, int multiprocessors) {
         const DecodeProblem p = problem();
         cuda::Kernel kernel, prefill_kernel;

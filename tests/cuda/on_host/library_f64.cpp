@@ -1,5 +1,5 @@
-// What the library needs beside its sources to run on the host with kernels_f64.cpp: a GPU that is described, and operations that
-// are not called.
+// What the library needs besides its sources to run on the host with kernels_f64.cpp: the description of a GPU, and empty
+// versions of operations that are not called.
 #include "cuda/device.h"
 #include "plan/plan.h"
 

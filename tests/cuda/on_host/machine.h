@@ -1,9 +1,9 @@
-// The machine that the programs emulate: one header, precompiled and included before each of them (emulated_programs.py). It is
-// optimised, because the programs spend most of their time in it; the kernels hardly are, because most of the compilation is
-// theirs.
+// The emulation of the machine: one header, precompiled and included before each program (emulated_programs.py). It is compiled
+// with -O3, because the programs spend most of their time in it. The kernels are compiled with -Og, because they take most of the
+// compilation time.
 #pragma once
 
-// With the level of the functions that have one of their own, which could not call these inline otherwise.
+// Some functions set -O3 by an attribute (numbers.h, wgmma.cuh). With the same level these functions can be inlined there.
 #pragma GCC push_options
 #pragma GCC optimize("O3")
 

@@ -30,7 +30,7 @@ std::vector<double> wide(const std::vector<Number>& x) {
     return widened;
 }
 
-// The sums of the checks. By the compiler options of the programs (emulated_programs.py) they would take half of their time.
+// The sums of the checks. With the compiler options of the programs (emulated_programs.py) they would take half of a run.
 __attribute__((optimize("O3"))) inline double dot(const double* a, const double* b, int count) {
     double sums[4] = {}, sum = 0;
     int i = 0;
@@ -52,7 +52,7 @@ inline bool equal_or_nan(double x, double y) { return x == y || (x != x && y != 
 // The larger of two errors; NaN is the largest.
 inline double larger_error(double x, double y) { return y <= x ? x : y; }
 
-// Root mean square of errors, relative to the exact values. Where these are all 0: the absolute one.
+// Root mean square of errors, relative to that of the exact values; absolute if all of these are 0.
 struct RelativeError {
     double error = 0, size = 0;
 

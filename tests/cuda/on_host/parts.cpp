@@ -1,6 +1,6 @@
-// Runs the sm80 forward and backward kernels on the host for the parts of a problem, whose rows and keys are in several calls,
-// and compares the whole with double precision. Arguments: 1 the size of the inputs, 2 whether softcap, dropout and a sink are
-// used, 3 whether backward is deterministic. Prints the errors; exit code 0 means none is too large.
+// Runs the sm80 forward and backward kernels on the host for a problem whose rows and keys are divided into several calls, and
+// compares the whole with double precision. Arguments: 1 the size of the inputs, 2 whether softcap, dropout and a sink are used,
+// 3 whether backward is deterministic. Prints the errors; exit code 0 means none is too large.
 #include "attention_kernels.h"
 
 #include <cstdio>
@@ -10,7 +10,7 @@
 
 constexpr int kRows = 200, kKeys = 330, kHeads = 2, kLeft = 190;  // two query heads share one key head; causal
 constexpr int kFirstRow = kKeys - kRows;                          // position of row 0
-constexpr int kSequence = 5, kFirstHead = 1, kAllHeads = 7;       // what dropout counts
+constexpr int kSequence = 5, kFirstHead = 1, kAllHeads = 7;       // sequence_numbers, head_begin, heads_total
 constexpr double kDrop = 0.25, kCap = 9;
 
 std::mt19937 generator(3);
@@ -38,7 +38,7 @@ Part two_ranges(int first, int last, int next, int end) {
 const Part kRowParts[] = {two_ranges(0, 60, 130, kRows), range(60, 130)};
 const Part kKeyParts[] = {range(0, 130), two_ranges(130, 180, 250, kKeys), range(180, 250, 2), range(181, 250, 2)};
 
-// The members of a part of a matrix with `heads` rows for each.
+// The rows of a matrix that belong to a part; each member has `heads` rows of kDim numbers.
 template <class Number>
 std::vector<Number> taken(const std::vector<Number>& whole, const Part& part, int heads) {
     std::vector<Number> x;

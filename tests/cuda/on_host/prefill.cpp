@@ -1,6 +1,6 @@
 // Runs a prefill kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: chunks of several
 // lengths over a cache with pages or without, sequences that are left to the decode kernels, keys that do not fit, pages that do
-// not exist, and NaN in all rows of the cache that nobody may read. The argument is 0, or the seed of a disorder, as of
+// not exist, and NaN in all rows of the cache that hold no key. The argument is 0, or the seed of a disorder, as in
 // forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 

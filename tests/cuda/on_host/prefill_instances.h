@@ -1,4 +1,4 @@
-// The prefill kernel that a program runs, by its macros; as decode_instances.h.
+// The prefill kernel that a program runs, chosen by its macros. Used like decode_instances.h.
 #pragma once
 
 #include "emulation.h"

@@ -1,4 +1,4 @@
-// The kernel for shared keys that a program runs, by its macros; as decode_instances.h.
+// The kernel for shared keys that a program runs, chosen by its macros. Used like decode_instances.h.
 #pragma once
 
 #include "emulation.h"

@@ -16,7 +16,8 @@ using Real = long double;
 using Numbers = std::vector<double>;
 using Exact = std::vector<Real>;
 
-// Fewer channels than the kernel has; another number of V. With an odd number of them rows are not aligned to 16 bytes.
+// Q and K have fewer channels than the kernel, V has another number of channels. With an odd number of channels, rows are not
+// aligned to 16 bytes.
 constexpr int kDim = HEAD_DIM - CHANNELS_LEFT_OUT, kDimV = HEAD_DIM / 2 + 2 + CHANNELS_LEFT_OUT;
 constexpr int kBatch = 2, kHeads = 4, kKeyHeads = 2, kGroup = kHeads / kKeyHeads;
 constexpr int kRows = 150, kKeys = 200;  // of each sequence, if they are not packed
@@ -225,7 +226,7 @@ struct Call {
     }
 };
 
-// A sum over all rows, whose terms cancel.
+// The limit for a sum over all rows, whose terms cancel.
 constexpr double kSumsOfRows = 0x1p-42;
 
 // Checks the root mean square of the relative error. Rows that belong to no sequence or do not exist are 0 or -infinity in both.

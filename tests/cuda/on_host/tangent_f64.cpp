@@ -1,7 +1,8 @@
 // Runs the float64 kernels of forward_tangent and backward_tangent on the host and compares them with sums in long double.
 // Arguments: 1 the options (bits 1, 2, 4 and 8 of attention_f64.cpp), 2 which tangents are given (bits: 1 q, 2 k, 4 v, 8 dout;
-// the others are zero), 3 whether backward_tangent takes delta and tdelta from forward_tangent. With the rare options also the
-// tangent of dbias, of a bias for all sequences and of one number for each. Prints the errors; exit code 0: none is too large.
+// the others are zero), 3 whether backward_tangent takes delta and tdelta from forward_tangent. With the rare options it also
+// tests the tangent of dbias, for a bias that all sequences share and for a bias of one number per sequence. Prints the errors;
+// exit code 0: none is too large.
 #include "problem_f64.h"
 
 #include "cuda/sm80/backward_tangent_f64.cuh"
@@ -21,7 +22,7 @@ struct TangentProblem : Problem {
     Numbers tq, tk, tv, tdout, tbias, tsink, tdlse;
     Numbers tout, tlse, delta, tdelta, tdq, tdk, tdv, tdsink;
     Exact exact_tout, exact_tlse, exact_delta, exact_tdelta, exact_tdq, exact_tdk, exact_tdv, exact_tdsink;
-    Exact exact_tds;  // of each sequence
+    Exact exact_tds;  // [sequence][head][row][key]
 
     TangentProblem(int options, int which) : Problem(options, 1), given(which) {
         tq = tangent(1, q), tk = tangent(2, k), tv = tangent(4, v), tdout = tangent(8, dout);
@@ -146,7 +147,7 @@ bool makes_all_biases(const TangentProblem& p, const BackwardTangentParams& para
     return makes_bias(p, params, 1, kHeads, 2 * kRows, 2 * kKeys) & makes_bias(p, params, kBatch, 1, 1, 1);
 }
 
-// False: a tangent of dbias is wrong.
+// Returns false if a tangent of dbias is wrong.
 bool backward_tangent(TangentProblem& p, const Call& call, bool takes_deltas) {
     BackwardTangentParams params{};
     fill_in(params, p, call);

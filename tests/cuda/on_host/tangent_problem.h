@@ -68,7 +68,7 @@ inline Sequences side(int64_t rows, const int32_t* cu) {
     return sequences;
 }
 
-// Checks the root mean square of the error against that of the values, and that what depends on nothing is zero.
+// Checks the root mean square of the error relative to that of the values, and that results whose exact value is 0 are 0.
 template <class Number>
 bool near(const char* name, const std::vector<Number>& got, const std::vector<double>& exact, double limit) {
     double error = 0, size = 0;

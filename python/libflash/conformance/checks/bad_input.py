@@ -1,4 +1,4 @@
-"""Calls that have no meaning. Whoever is called must refuse them, with any exception; a result would be silently wrong."""
+"""Calls with invalid arguments. A target must refuse them with an exception of any type; a result would be silently wrong."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .check import qkv
 class BadInput:
     name: str
     make: Callable[..., Inputs]  # from q, k, v
-    argument: str  # which libflash's own refusal names, a regular expression
-    needs: str = ""  # the option without which the call means nothing to the target
-    contents: bool = False  # wrong are numbers in an array, which on a GPU only a kernel sees
+    argument: str  # regular expression for the argument that libflash's own error names
+    needs: str = ""  # words of needs.ALL: a target that does not offer them is not called
+    contents: bool = False  # the error is in numbers in an array, which on a GPU only a kernel reads
 
     def __str__(self) -> str:
         return self.name

@@ -1,4 +1,4 @@
-"""NaN and infinity reach what depends on them and nothing else: other rows and heads keep every bit."""
+"""NaN and infinity change only the results that depend on them: other rows and heads keep every bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from ..target import Results
 from .check import Check, Run, assert_same_bits, checks_of, qkv
 
-HUGE = {np.dtype(np.float16): 6e4}  # else 3e38
+HUGE = {np.dtype(np.float16): 6e4}  # for other types 3e38
 HIDE: dict[str, dict[str, Any]] = {
     "causal": {"causal": True, "causal_align": "top_left"},
     "window": {"window_size": (-1, 0), "causal_align": "top_left"},
@@ -61,7 +61,7 @@ def outside_of_sequences(run: Run, dtype: np.dtype) -> None:
 
 
 def hidden_keys_do_not_leak(run: Run, dtype: np.dtype, hide: dict[str, Any], value: float) -> None:
-    """NaN or inf in masked keys, in tiles without a key that the first rows see."""
+    """NaN or inf in keys that no row sees changes no bit."""
     q, k, v = qkv(sq=300, sk=600, hq=2, hk=2, dtype=dtype)
     clean = run(q, k, v, **hide)
     v[:, 500:] = value
@@ -72,7 +72,7 @@ def hidden_keys_do_not_leak(run: Run, dtype: np.dtype, hide: dict[str, Any], val
 
 
 def logits_that_overflow(run: Run, dtype: np.dtype) -> None:
-    """Infinite logits may give NaN in their row, but not in another."""
+    """Infinite logits may give NaN in their row, but change no bit of another row."""
     q, k, v = qkv(sq=33, sk=44, hq=1, hk=1, dtype=dtype)
     scale = 1e5 if dtype == np.float16 else 1.0
     clean = run(q, k, v, softmax_scale=scale)["o"]
@@ -82,8 +82,8 @@ def logits_that_overflow(run: Run, dtype: np.dtype) -> None:
 
 
 def needs_apart(check: Check) -> bool:
-    """Whether what it breaks shares a tile with what must not change, and only a product with 0 or a row's own scaling keeps them
-    apart.
+    """Whether the NaN, infinity or overflow of this check is in the same tile as results that must not change, so that only a
+    multiplication by 0 or the separate scaling of each row could keep it away from them. See Target.mixes_tiles.
     """
     in_v = check.function is stays_where_it_belongs and check.arguments[-1] == "v"
     masked = check.function is hidden_keys_do_not_leak and check.arguments[1] is HIDE["mask"]

@@ -33,7 +33,9 @@ class Check:
 
 
 def checks_of(function: Callable[..., None], types: Iterable[str], *factors: dict[str, Any]) -> list[Check]:
-    """One check for each storage type that this Python has and each combination of the values, which have names."""
+    """One check for each of the storage types that this Python has and each combination of one value from every factor. A factor
+    maps names to values.
+    """
     combined: list[tuple[str, tuple[Any, ...]]] = [(function.__name__, ())]
     for factor in factors:
         combined = [(f"{name}-{label}", (*values, value)) for name, values in combined for label, value in factor.items()]
@@ -57,7 +59,7 @@ def qkv(
 
 
 def assert_right(got: Results, q: Any, k: Any, v: Any, dout: Any = None, **options: Any) -> None:
-    """By the tolerance rule."""
+    """The results satisfy the rule of `tolerance`."""
     if any(name in got for name in ("dq", "dk", "dv")):
         options["dout"] = dout
     check_results(got, expect(q, k, v, **options))
@@ -75,7 +77,7 @@ def wide(x: np.ndarray) -> np.ndarray:
 
 
 def bits(x: np.ndarray) -> np.ndarray:
-    """As integers: equal bits is more than equal values, and NaN equals itself."""
+    """The elements as integers, to compare bits: 0 and -0 differ, and a NaN equals a NaN with the same bits."""
     return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
 
 
@@ -86,7 +88,7 @@ def assert_same_bits(got: np.ndarray, wanted: np.ndarray, what: str) -> None:
 
 
 def only(got: Results, name: str) -> np.ndarray:
-    """The tensor that a check is about."""
+    """The tensor `name`, without which a check has nothing to test."""
     if name not in got:
         raise NotOffered(name)
     return got[name]

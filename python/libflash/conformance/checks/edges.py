@@ -60,7 +60,7 @@ def empty_sizes(run: Run, dtype: np.dtype, shape: dict[str, int]) -> None:
 
 
 def logits_far_below_zero(run: Run, dtype: np.dtype) -> None:
-    """Every logit between -3e5 and -5e4: a finite value in place of minus infinity would lose them."""
+    """Every logit is between -3e5 and -5e4: an implementation with a finite number in place of minus infinity would be wrong."""
     q, k, v = qkv(sq=9, sk=70, d=8, dtype=dtype)
     q[:], k[:] = 200.0, -np.linspace(100, 180, 70)[None, :, None, None]
     _, lse = forward(q, k, v, softmax_scale=1.0)
@@ -95,7 +95,7 @@ def negative_scale(run: Run, dtype: np.dtype) -> None:
 
 
 def softcap_ends(run: Run, dtype: np.dtype, softcap: float) -> None:
-    """1e-3: uniform, with almost no gradient of the scores. 1e30: like no softcap."""
+    """With 1e-3 the probabilities are almost uniform and the scores have almost no gradient; 1e30 is like no softcap."""
     q, k, v = qkv(dtype=dtype)
     dout = random(*q.shape, seed=3, dtype=dtype)
     got = run(q, k, v, dout, softcap=softcap)
@@ -105,8 +105,8 @@ def softcap_ends(run: Run, dtype: np.dtype, softcap: float) -> None:
 
 
 def subnormal_values(run: Run, dtype: np.dtype) -> None:
-    """Subnormal fp16 inputs count, and fp16 outputs may be subnormal. (bf16 ones are below 2^-126: the dot instruction of a
-    processor may take them for 0.)
+    """Subnormal fp16 inputs count, and fp16 outputs may be subnormal. bf16 is not tested: its subnormal numbers are below 2^-126,
+    and the dot product instruction of a processor may treat them as 0.
     """
     smallest = 2.0**-24
     v = (np.random.default_rng(0).integers(1, 100, (1, 50, 1, 16)) * smallest).astype(dtype)

@@ -27,7 +27,7 @@ LENGTHS = [(1, 1), (1, 300), (300, 1), (63, 64), (64, 65), (127, 129), (200, 333
 
 
 def counting(run: Run, dtype: np.dtype, lengths: tuple[int, int], mask: dict[str, Any]) -> None:
-    """With q = 0 all visible keys have the same weight: exp(lse) is their number, and the columns of v show which they are."""
+    """With q = 0 all visible keys have the same weight: exp(lse) is their number, and the columns of o show which keys."""
     sq, sk = lengths
     count = max(sk - 1, 1).bit_length()
     q, k = np.zeros((1, sq, 1, count), dtype), random(1, sk, 1, count, dtype=dtype)
@@ -104,7 +104,7 @@ def zero_values(run: Run, dtype: np.dtype) -> None:
 
 
 def every_key_counts_once(run: Run, dtype: np.dtype, sk: int) -> None:
-    """Long rows, lengths next to powers of two: the count is exact: no key is dropped or counted twice."""
+    """Long rows, with lengths next to powers of two. The number of keys is exact: no key is dropped or counted twice."""
     q, k, v = np.zeros((1, 2, 1, 8), dtype), random(1, sk, 1, 8, dtype=dtype), np.ones((1, sk, 1, 8), dtype)
     np.testing.assert_array_equal(np.rint(np.exp(wide(only(run(q, k, v), "lse")))), sk, "keys seen")
 

@@ -19,7 +19,7 @@ ADAPTERS = {
 
 
 def make(name: str, device: str, arrays: str = "numpy") -> Target:
-    """The target of that name; `arrays`: which a module:function takes. ValueError: no such target, or not on that device."""
+    """The target of that name; `arrays`: what a module:function takes. ValueError: no such target, or not on that device."""
     adapter, colon, detail = name.partition(":")
     if adapter in ADAPTERS:
         module, made, details = ADAPTERS[adapter]

@@ -1,4 +1,4 @@
-"""The functions of the flash-attn package, and of libflash.flash_attn, which has the same."""
+"""The functions of the flash-attn package, and of libflash.flash_attn, which has the same functions."""
 
 from __future__ import annotations
 

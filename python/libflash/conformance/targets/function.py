@@ -1,11 +1,11 @@
-"""A function of the user, module:function, with the meaning of libflash.attention and as many of its options as it has.
+"""A function of the user, module:function, with the meaning of libflash.attention and some or all of its options.
 
     function(q, k, v, *, causal, window_size, softmax_scale, ..., return_lse)
 
-q, k, v are (batch, seqlen, heads, head_dim) arrays, or (total, heads, head_dim) where it has cu_seqlens_q. What it offers is read
-from its signature: the options that it names, all of them if it takes any keyword. With return_lse it returns (out, lse), without
-it out alone; gradients come from the framework of the arrays. A shape, type or combination that it does not have it refuses with
-NotImplementedError.
+q, k, v are (batch, seqlen, heads, head_dim) arrays, or (total, heads, head_dim) with cu_seqlens_q. The options that the function
+offers are read from its signature: those that it names, or all if it takes any keyword. If it has the option return_lse, it
+returns (out, lse), else out alone. Gradients come from the framework of the arrays. The function refuses a shape, type or
+combination that it does not support with NotImplementedError.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import jax
 
 
 def on_device(name: str) -> jax.Device:
-    """ "cpu", "cuda" or "cuda:1"."""
+    """`name`: "cpu", "cuda" or "cuda:1"."""
     platform, _, number = name.partition(":")
     try:
         return jax.devices(platform)[int(number or 0)]

@@ -57,7 +57,7 @@ def run_tangents(x: Inputs, t: Tangents, forward: dict[str, Any], backward: dict
 
 class Own(Target):
     def __init__(self, isa: str | None = None, device: str = "cpu") -> None:
-        """`isa`: the CPU kernels of one instruction set, the end of their names."""
+        """`isa`: run only the CPU kernels of this instruction set, whose names end with it."""
         if device != "cpu":
             raise ValueError(f"NumPy's arrays are on the CPU, not on {device}; libflash.torch runs on GPUs")
         self.name = "libflash" + (f":{isa}" if isa else "")

@@ -63,7 +63,7 @@ class TorchSdpa(Target):
     @contextlib.contextmanager
     def chosen_backend(self) -> Any:
         with warnings.catch_warnings(), contextlib.ExitStack() as stack:
-            warnings.simplefilter("ignore")  # why a backend does not take a call
+            warnings.simplefilter("ignore")  # PyTorch warns why a backend does not take a call
             if self.backend is not None:
                 stack.enter_context(sdpa_kernel([BACKENDS[self.backend]]))
             yield

@@ -36,7 +36,7 @@ struct MBarrier {
         }
         --state().pending;
         finish_phase();
-        emulation::fall_behind();  // a thread that goes on reading what it has released, while others fill it again
+        emulation::fall_behind();  // reveals a thread that still reads memory that it has released
     }
     void arrive_and_expect(uint32_t bytes) const {
         state().bytes += static_cast<int32_t>(bytes);
@@ -58,7 +58,7 @@ inline void fence_barrier_init() {}
 inline void fence_shared_for_async() {}
 inline void named_barrier_wait(int id, int threads) { emulation::wait(emulation::machine.block->named[id], threads); }
 inline void named_barrier_arrive(int id, int threads) { emulation::arrive(emulation::machine.block->named[id], threads); }
-// The votes of a round stay until all threads are in the next one but one.
+// The votes of a round are kept until all threads have arrived in the next round, so that every thread can read them.
 inline bool named_barrier_or(int id, int threads, bool condition) {
     emulation::Barrier& barrier = emulation::machine.block->named[id];
     const int round = barrier.passed;

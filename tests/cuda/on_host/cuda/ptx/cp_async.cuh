@@ -1,5 +1,5 @@
-// Replaces the library's header. Copies complete when they are issued or, with `late_copies`, only when they are waited for. Then
-// it is wrong if a thread ends with copies that it has not waited for: they may overwrite what came later in that memory.
+// Replaces the library's header. Copies complete when they are issued or, with `late_copies`, only when they are waited for. With
+// `late_copies` it is an error if a thread ends with copies that it has not waited for: they may overwrite later data.
 #pragma once
 
 #include <deque>

@@ -54,7 +54,7 @@ inline void tma_store(uint32_t address, const CUtensorMap& map, int c0, int c1, 
         }
 }
 
-// The additions that a thread has made a group.
+// How many additions of a group have not read shared memory yet, and how many are not complete.
 struct BulkGroup {
     int unread = 0, incomplete = 0;
 };
@@ -62,7 +62,7 @@ struct BulkGroups {
     std::shared_ptr<BulkGroup> open = std::make_shared<BulkGroup>();
     std::deque<std::shared_ptr<BulkGroup>> committed;
 };
-inline BulkGroups bulk_groups[emulation::kMostResident * emulation::kMaxWarps * 32];  // of each thread
+inline BulkGroups bulk_groups[emulation::kMostResident * emulation::kMaxWarps * 32];  // [resident thread]
 inline BulkGroups& groups_of_thread() { return bulk_groups[emulation::resident_thread()]; }
 
 // In disorder, shared memory is read at a random later time, and the sums change even later.
