@@ -638,9 +638,10 @@ FLASH_API flash_status_t flash_block_mask_compress(const flash_tensor_t *block_m
  * 10  EXPLAIN
  *
  * Text for people: which kernel, tile, splits and workspace the call would use, and why it would not use the other kernels. Reads
- * no tensor data and needs no outputs: out, dq, dk and dv have the type of q (FLOAT32 gradients with FLASH_FLAG_ADD). Writes at most `capacity` bytes to `text`, including the final 0; `text` may be NULL if
- * `capacity` is 0. If `needed` is not NULL, it gets the number of bytes of the whole text, including the final 0. An unsupported
- * call is explained too (status OK); an invalid one is refused like the call itself. */
+ * no tensor data and needs no outputs: out, dq, dk and dv have the types of q, k and v (with FLASH_FLAG_ADD gradients are
+ * FLOAT32). Writes at most `capacity` bytes to `text`, including the final 0; `text` may be NULL if `capacity` is 0. If `needed`
+ * is not NULL, it gets the number of bytes of the whole text, including the final 0. An unsupported call is explained too (status
+ * OK); an invalid one is refused like the call itself. */
 FLASH_API flash_status_t flash_attention_forward_explain(const flash_tensor_t *q, const flash_tensor_t *k,
                                                          const flash_tensor_t *v, const flash_attention_options_t *options,
                                                          char *text, size_t capacity, size_t *needed);

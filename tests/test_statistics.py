@@ -159,6 +159,13 @@ def test_explain_names_them() -> None:
     assert (entropy == 5).all()
     with pytest.raises(libflash.InvalidError, match="max_logit"):
         libflash.explain(q, q, q, max_logit=largest[:1])
+    with pytest.raises(TypeError, match="max_logit"):
+        libflash.explain(q, q, q, op="backward", max_logit=largest)
+    bias, sink = np.ones((3, 3), np.float32), np.ones(2, np.float32)
+    text = libflash.explain(q, q, q, op="backward", bias=bias, dbias=bias, learnable_sink=sink, dsink=sink)
+    assert "dbias" in text
+    assert "dsink" in text
+    assert (bias == 1).all()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch at its first dual level

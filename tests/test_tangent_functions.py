@@ -168,6 +168,25 @@ def test_values_with_bias_and_sink() -> None:
         np.testing.assert_allclose(got, exact, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("kernel", [None, "backward_tangent_cpu_scalar"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_nan_reaches_the_tangent_of_dsink(dtype: type, kernel: str | None) -> None:
+    """As it reaches dsink: in the head that has it."""
+    x = [y.astype(dtype) for y in X.values()]
+    x[0][1, 7, 2, 3] = np.nan
+    sink = np.array([0.5, -np.inf, 1, -1], dtype)
+    directions = {"tsink": np.ones_like(sink), "learnable_sink": sink}
+    out, lse, tout, tlse = libflash.attention_tangent(*x, **directions)
+    dsink, tdsink = np.zeros_like(sink), np.zeros_like(sink)
+    dout = DOUT.astype(dtype)
+    libflash.attention_backward(dout, *x, out, lse, learnable_sink=sink, dsink=dsink)
+    libflash.attention_backward_tangent(dout, *x, out, lse, tout, tlse, **directions, tdsink=tdsink, kernel=kernel)
+    assert np.isnan(dsink).tolist() == [False, False, True, False]
+    assert np.isnan(tdsink).tolist() == [False, False, True, False]
+    assert tdsink[1] == 0
+    assert tdsink[0] != 0
+
+
 def test_in_a_new_thread() -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(second(T)))

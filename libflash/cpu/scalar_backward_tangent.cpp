@@ -1,5 +1,6 @@
 // The tangents of the gradients by their definition. Each sum recomputes the probabilities that it needs. A name with the prefix
-// t is a tangent; mu is the tangent of LSE; keep_ij is the dropout factor; slope_ij is the derivative of the softcap.
+// t is a tangent; mu is the tangent of LSE; keep_ij is the dropout factor; slope_ij is the derivative of the tanh that bounds
+// scores.
 //
 //     dp_ij = keep_ij dout_i . v_j     tdp_ij = keep_ij (tdout_i . v_j + dout_i . tv_j)
 //     ds_ij = p_ij (dp_ij - delta_i)     tds_ij = p_ij (ts_ij - mu_i) (dp_ij - delta_i) + p_ij (tdp_ij - tdelta_i)
@@ -148,7 +149,7 @@ void compute_tdsink(const TangentProblem& problem) {
             const double sink = head_value(problem.sink, b, h);
             for (int64_t i = 0; sink != kMinusInfinity && i < head.length_q; ++i) {
                 const double p = probability(sink, head.lse.get(i));
-                if (p > 0) sum -= p * ((head.tangents.sink() - head.tlse.get(i)) * head.delta(i) + head.tdelta(i));
+                if (p != 0) sum -= p * ((head.tangents.sink() - head.tlse.get(i)) * head.delta(i) + head.tdelta(i));
             }
         }
         store_as(to.dtype, to.data, h * to.head_stride, sum);

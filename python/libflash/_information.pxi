@@ -4,6 +4,10 @@ ATTENTION_DEFAULTS = dict(defaults_of("attention"), window_size=NO_WINDOW)
 BACKWARD_DEFAULTS = dict(ATTENTION_DEFAULTS, **defaults_of("attention_backward") | {"window_size": NO_WINDOW})
 DECODE_DEFAULTS = dict(defaults_of("decode"), window_size=NO_WINDOW, shard=NO_SHARD)
 MERGE_DEFAULTS = defaults_of("merge")
+# The outputs that decide which kernel runs are options of explain(), too.
+cdef dict _explained = dict(
+    forward=dict(ATTENTION_DEFAULTS, max_logit=None, entropy=None), backward=dict(BACKWARD_DEFAULTS, dbias=None, dsink=None),
+    decode=DECODE_DEFAULTS)
 
 
 cdef dict with_defaults(dict options, dict defaults, str op):
@@ -21,7 +25,8 @@ def explain(q, k, v, /, *, op="forward", **options):
     q, k, v : the arrays of the call; with op="decode" k and v are the caches. Their contents are not read.
         v may be None with head_dim_v.
     op : "forward", "backward" or "decode"
-    options : those of attention(), attention_backward() or decode()
+    options : those of attention(), attention_backward() or decode(); of the outputs max_logit, entropy, dbias and dsink, which
+        are not written. The other outputs are described as the call allocates them.
 
     Returns
     -------
@@ -38,8 +43,7 @@ def explain(q, k, v, /, *, op="forward", **options):
     cdef Layout axes
     if op not in ("forward", "backward", "decode"):
         raise InvalidError(f"op is {op!r}; it must be 'forward', 'backward' or 'decode'")
-    o = with_defaults(options, DECODE_DEFAULTS if op == "decode" else
-                      BACKWARD_DEFAULTS if op == "backward" else ATTENTION_DEFAULTS, op)
+    o = with_defaults(options, _explained[op], op)
     flag(o["return_lse"], "return_lse")
     start(&call, o["stream"])
     try:
@@ -65,7 +69,6 @@ def explain(q, k, v, /, *, op="forward", **options):
                 options_of_backward(&call, &extras, &attention, o)
             else:
                 options_of_forward(&call, &extras, &attention, o)
-        refuse_other_types(&call, o, op, &tq)
         buffer = bytearray(4096)
         while True:
             if op == "decode":
@@ -99,20 +102,6 @@ cdef int options_of_backward(Call *call, Extras *extras, flash_attention_options
     made.delta = extra(call, extras, o["delta"], "delta")
     made.dbias = extra(call, extras, o["dbias"], "dbias", WRITE)
     made.dsink = extra(call, extras, o["dsink"], "dsink", WRITE)
-    return 0
-
-
-cdef int refuse_other_types(Call *call, dict o, str op, const flash_tensor_t *q) except -1:
-    """Refuse outputs for which the library may choose another kernel than for those that it describes: the ones that the call
-    allocates."""
-    cdef flash_tensor_t given
-    if (op == "backward" and o["add"]) or (op == "decode" and o["shard"] is not NO_SHARD):
-        return 0  # these outputs are float32 in any case
-    for name in ("dq", "dk", "dv") if op == "backward" else ("out",):
-        if o[name] is not None:
-            borrow(call, o[name], name, &given, WRITE)
-            if given.dtype != q.dtype:
-                raise UnsupportedError(f"{name} has another type than q; explain() describes calls whose {name} has that type")
     return 0
 
 

@@ -101,7 +101,8 @@ def attention_with_pytorch(
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """attention while PyTorch records, casts, transforms or traces, and with options that the library does not have."""
     return_lse = flag(return_lse, "return_lse")
-    require_tensors(q=q, k=k, v=v, out=out, lse=lse)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor) and out is None and lse is None):
+        require_tensors(q=q, k=k, v=v, out=out, lse=lse)
     if type(options.get("bias")) is CausalBias:
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options)

@@ -25,7 +25,8 @@ CASES = [
     row("huge", shard(1 << 20, 0, 1 << 20), "shard_keys", "times shard_count must be below 2^40", "1048576 x 1048576"),
     row("overflow", shard(1 << 40, 0, 1 << 40), "shard_keys", "times shard_count must be below 2^40",
         "1099511627776 x 1099511627776"),
-    row("capacity", shard((1 << 40) - 1), "shard_count", "times the capacity of the cache must be below 2^40", "1099511627775 x "),
+    row("capacity", shard((1 << 40) - 1), "shard_count", "times the capacity of the cache must be below 2^40",
+        "1099511627775 x 12"),
     row(
         "lengths", both(shard(2), without("k_new"), without("v_new"), without("cache_seqlens"), without("cache_leftpad")),
         "cache_seqlens", "is required with shard_count", "NULL",

@@ -100,7 +100,7 @@ static void compute_dsink_tangent(const TangentProblem& problem, const Plan& pla
             for (int64_t i = first; i < first + rows.width; ++i) {
                 const double above = sink - static_cast<double>(rows.lse[i]);
                 const double p = __builtin_exp(above > 0 ? 0.0 : above);
-                if (p > 0) sum -= p * ((tsink - static_cast<double>(rows.mu[i])) * rows.delta[i] + rows.tdelta[i]);
+                if (p != 0) sum -= p * ((tsink - static_cast<double>(rows.mu[i])) * rows.delta[i] + rows.tdelta[i]);
             }
         }
         store_as(to.dtype, to.data, head * to.head_stride, sum);
