@@ -172,6 +172,14 @@ def test_meta_tensors_have_shapes() -> None:
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == ((2, 7, 4, 5), torch.bfloat16, (2, 4, 7), torch.float32)
 
 
+def test_meta_tensors_have_gradients() -> None:
+    q, k, v = (x.detach().to("meta").requires_grad_() for x in qkv())
+    bias, sink = (torch.zeros(shape, device="meta", requires_grad=True) for shape in ((7, 9), (4,)))
+    out = libflash.torch.attention(q, k, v, bias=bias, learnable_sink=sink, causal=True)
+    for x, dx in zip((q, k, v, bias, sink), torch.autograd.grad(out.sum(), (q, k, v, bias, sink)), strict=True):
+        assert (dx.shape, dx.dtype, dx.device) == (x.shape, x.dtype, x.device)
+
+
 def test_profiler_sees_the_operator() -> None:
     q, k, v = qkv(grad=False)
     with torch.autograd.profiler.profile() as profile:

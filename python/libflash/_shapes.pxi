@@ -67,9 +67,7 @@ def check_attention(q, k, v, out, lse, gradients, **options):
         if gradients is None:
             check(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &made, &size))
             return
-        options_of_backward(&call, &extras, &made, o)
-        made.dbias = extra(&call, &extras, gradients[1], "dbias", WRITE)
-        made.dsink = extra(&call, &extras, gradients[2], "dsink", WRITE)
+        options_of_backward(&call, &extras, &made, o | dict(zip(("dbias", "dsink"), gradients[1:])))
         borrow(&call, gradients[0], "dout", &tdout)
         to_bshd(&tdout, axes)
         tdq, tdk, tdv = tq, tk, tv
