@@ -168,6 +168,16 @@ def test_a_seed_is_that_of_the_library(seed: int) -> None:
     assert torch.equal(libflash.attention(q, k, v, dropout_p=0.5, seed=seed, offset=2**63 + 1), wanted)
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.int32])
+def test_a_seed_of_numpy(kind: type) -> None:
+    q, k, v = qkv()
+    wanted = libflash.torch.attention(q, k, v, dropout_p=0.5, seed=5, offset=7)
+    for call in (libflash.attention, libflash.torch.attention):
+        assert torch.equal(call(q, k, v, dropout_p=0.5, seed=kind(5), offset=kind(7)), wanted)
+        with pytest.raises(TypeError, match="seed must be an integer, not float"):
+            call(q, k, v, dropout_p=0.5, seed=5.0)
+
+
 def test_the_plain_function_keeps_its_default_seed() -> None:
     q, k, v = qkv()
     wanted = libflash.attention(q.detach(), k.detach(), v.detach(), dropout_p=0.5)

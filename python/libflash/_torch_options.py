@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from operator import index
 from typing import Any, TypeVar
 
 import torch
@@ -84,6 +85,16 @@ def form_of(option: Option) -> str:
 def flag(x: Any, name: str) -> bool:
     """The value of a flag. _core.flag(), which torch.compile cannot trace, is called only for other types than bool."""
     return x if type(x) is bool else _core.flag(x, name)
+
+
+def integer(x: Any, name: str) -> int | torch.SymInt:
+    """An int of Python from any integer: NumPy's integers do not hold 2**64."""
+    if isinstance(x, (int, torch.SymInt)):
+        return x
+    try:
+        return index(x)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
 
 
 def require_tensors(**given: Any) -> None:

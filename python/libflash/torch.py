@@ -30,7 +30,7 @@ from ._torch_autograd import record, record_merge, refuse_gradients, requires_gr
 from ._torch_bias import CausalBias, causal_options
 from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._torch_context_decode import context_parallel_decode
-from ._torch_options import direct_options, flag, given_options, known_options, require_tensors, signed_as
+from ._torch_options import direct_options, flag, given_options, integer, known_options, require_tensors, signed_as
 from ._torch_switch import Switch, disable, enable
 from ._torch_tangents import carries_tangent
 
@@ -185,7 +185,7 @@ def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any],
             raise InvalidError(f"offset is {offset}; it must be 0 when seed is a tensor, which holds both")
         tensors["rng_state"] = seed if seed.device == q.device else seed.to(q.device)
         return
-    for name, value in (("seed", seed), ("offset", offset)):
+    for name, value in (("seed", integer(seed, "seed")), ("offset", integer(offset, "offset"))):
         if not 0 <= value < 2**64:
             raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
         numbers[name] = value - 2**64 if value >= 2**63 else value  # PyTorch's integers are signed
