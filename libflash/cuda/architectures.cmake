@@ -30,13 +30,14 @@ macro(libflash_folder_architectures)
     endif()
   endforeach()
   # Kernels marked large: for architectures whose thread blocks may have 227 KB of shared memory. Small: for the others, PTX
-  # included, or for all architectures if the build has only large ones.
+  # included. Some kernels are only small, so if the others have no PTX that the large architectures can run, they are compiled
+  # for all architectures.
   foreach(kind IN ITEMS sm80 ${kinds})
     set(LIBFLASH_ARCHITECTURES_${kind}_large ${LIBFLASH_ARCHITECTURES_${kind}})
     list(FILTER LIBFLASH_ARCHITECTURES_${kind}_large INCLUDE REGEX "^(90|100|103)")
     set(LIBFLASH_ARCHITECTURES_${kind}_small ${LIBFLASH_ARCHITECTURES_${kind}})
     list(FILTER LIBFLASH_ARCHITECTURES_${kind}_small EXCLUDE REGEX "^(90|100|103)")
-    if(NOT LIBFLASH_ARCHITECTURES_${kind}_small)
+    if(NOT LIBFLASH_ARCHITECTURES_${kind}_small MATCHES "(^|;)8[0-9](-virtual)?(;|$)")
       set(LIBFLASH_ARCHITECTURES_${kind}_small ${LIBFLASH_ARCHITECTURES_${kind}})
     endif()
   endforeach()

@@ -121,6 +121,21 @@ def test_kernels_that_have_no_architecture(cmake):
     assert cmake("80-real 120-real")["sm80_large"] == ("", {})
 
 
+@pytest.mark.parametrize(
+    ("architectures", "small"),
+    [
+        ("80-real 90a-real", "80-real 90-real"),  # there is no PTX
+        ("90a-real 100-real 120", "90-real 100-real 120"),  # PTX for newer GPUs alone
+        ("80-real 90a-real 90-virtual", "80-real 90-real 90-virtual"),
+        ("80-real 90a-real 86-virtual", "80-real 86-virtual"),
+        ("89 100-real", "89"),
+    ],
+)
+def test_small_kernels_run_on_every_architecture(cmake, architectures, small):
+    """Some kernels are only small: those of float32 and float64 with 512 channels."""
+    assert cmake(architectures)["sm80_small"][0] == small
+
+
 @pytest.mark.parametrize("wrong", ["native", "all-major", "75-real", "80-reel", "sm_80"])
 def test_other_words_are_refused(cmake, wrong):
     error = cmake(f"80-real {wrong}")
