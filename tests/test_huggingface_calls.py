@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 import libflash.torch  # noqa: E402
 from huggingface_checks import assert_near, check_generates, one_thread, result  # noqa: E402, F401
-from huggingface_models import GROUPED, MODELS, TEXT, TOKENS, WINDOWED, Tiny  # noqa: E402
+from huggingface_models import GROUPED, MODELS, PICTURE, TEXT, TOKENS, WINDOWED, Tiny, cases  # noqa: E402
 
 from libflash import _torch_hf  # noqa: E402
 
@@ -325,6 +325,22 @@ def test_loaded_by_name() -> None:
     named.load_state_dict(model.state_dict())
     assert implementations(named) == {"lf_attention"}
     assert_near(result(named, x), wanted, 1e-5)
+
+
+GIT = Tiny("GitForCausalLM", "encode", TEXT, {"vision_config": ("GitVisionConfig", PICTURE)})
+VIDEO_TEXT = Tiny("VideoPrismTextModel", "encode", TEXT)
+
+
+@pytest.mark.filterwarnings("ignore:.*do not use transformers' attention interface")
+@pytest.mark.parametrize("tiny", cases([GIT, VIDEO_TEXT]))
+def test_masks_that_no_attribute_or_another_module_reads(tiny: Tiny) -> None:
+    """Causal text without padding: GIT's own attention adds the mask to its scores, VideoPrism's says is_causal = False."""
+    model, x = tiny.build(), tiny.inputs()
+    key = "logits" if tiny is GIT else "last_hidden_state"
+    with torch.no_grad():
+        wanted = model(**x)[key]
+        with libflash.torch.enable(model):
+            assert_near(model(**x)[key], wanted, 1e-5)
 
 
 def test_models_under_sdpa() -> None:

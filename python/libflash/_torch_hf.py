@@ -38,7 +38,12 @@ HARMLESS = {
 # always computed, so that None needs no meaning.
 ALWAYS_MASKED = {
     "align_text_model", "bigbird_pegasus", "clap_text_model", "informer", "nllb-moe", "pegasus_x", "splinter", "umt5",
+    "videoprism_text_model",
 }  # fmt: skip
+
+# Model types in which something else than the attention function reads the mask and needs it as "eager" makes it, 0 or the most
+# negative number: attention modules without transformers' interface (git), or modules that append scores to it (deepseek_v4).
+EAGER_MASKED = {"deepseek_v4", "git"}
 
 
 def forward(
@@ -231,10 +236,14 @@ def recorded() -> list[str]:
 
 
 def mask(*args: Any, **options: Any) -> Tensor | None:
-    """transformers' mask for "sdpa"; None if is_causal of the module means the same."""
-    from transformers.masking_utils import sdpa_mask
+    """transformers' mask for "sdpa", or for "eager" where the model needs that; None if is_causal of the module means the
+    same."""
+    from transformers.masking_utils import eager_mask, sdpa_mask
 
-    if getattr(options.get("config"), "model_type", None) in ALWAYS_MASKED:
+    model_type = getattr(options.get("config"), "model_type", None)
+    if model_type in EAGER_MASKED:
+        return eager_mask(*args, **options)  # type: ignore[no-any-return]
+    if model_type in ALWAYS_MASKED:
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     made: Tensor | None = sdpa_mask(*args, **options)
     return made
