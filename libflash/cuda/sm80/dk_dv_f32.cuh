@@ -164,6 +164,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
             __syncthreads();  // no warp reads the stage and the scores
             this->advance(at);
         }
+        cp_async_commit();  // if there was no query tile, the copies of K and V are in no group yet
         cp_async_wait<0>();
     }
 
