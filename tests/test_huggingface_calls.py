@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 import libflash.torch  # noqa: E402
 from huggingface_checks import assert_near, check_generates, one_thread, result  # noqa: E402, F401
-from huggingface_models import GROUPED, MODELS, PICTURE, TEXT, TOKENS, WINDOWED, Tiny, cases  # noqa: E402
+from huggingface_models import GROUPED, MODELS, PICTURE, TEXT, TOKENS, WINDOWED, Tiny  # noqa: E402
 
 from libflash import _torch_hf  # noqa: E402
 
@@ -332,9 +332,11 @@ VIDEO_TEXT = Tiny("VideoPrismTextModel", "encode", TEXT)
 
 
 @pytest.mark.filterwarnings("ignore:.*do not use transformers' attention interface")
-@pytest.mark.parametrize("tiny", cases([GIT, VIDEO_TEXT]))
+@pytest.mark.parametrize("tiny", [GIT, VIDEO_TEXT], ids=str)
 def test_masks_that_no_attribute_or_another_module_reads(tiny: Tiny) -> None:
     """Causal text without padding: GIT's own attention adds the mask to its scores, VideoPrism's says is_causal = False."""
+    if not hasattr(transformers, tiny.model):
+        pytest.skip(f"transformers {transformers.__version__} has no {tiny.model}")
     model, x = tiny.build(), tiny.inputs()
     key = "logits" if tiny is GIT else "last_hidden_state"
     with torch.no_grad():
