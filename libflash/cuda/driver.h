@@ -6,7 +6,7 @@
 
 namespace libflash::cuda {
 
-// nullptr: the driver has no function of that name. The oldest supported driver is that of CUDA 12.0.
+// The function as CUDA 12.0 defines it; nullptr: the driver has none of that name.
 inline void* driver_function(const char* name) {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;

@@ -145,7 +145,7 @@ struct DecodePlan {
     bool invariant = false;      // splits are segments: of split_size keys, or those of attention/invariant_segments.h
     // If `invariant`: the keys of the first segments, the key from which segments are longer (0: all have one size), and the
     // version of the rule.
-    int first_segment = 0, longer_from = 0, invariant_version = 0;
+    int first_segment = 0, segment_growth_begin = 0, invariant_version = 0;
     int key_heads = 1;                              // key heads of a thread block: 1 or decode_key_heads()
     int64_t query_tiles = 1;                        // tiles of the query rows of a key head
     int64_t short_tiles = 0;                        // with long chunks: the most tiles of a sequence of the decode kernels
@@ -156,7 +156,7 @@ struct DecodePlan {
     bool stores_rotated_q = false;                  // the append kernel writes rotated queries to the workspace
     bool dependent_launch = false;                  // programmatic dependent launch
     uint32_t append_rows = 0;                       // new rows of all key heads, for the append kernel
-    uint32_t append_slots = 0;                      // threads per row in the append kernel
+    uint32_t append_threads_per_row = 0;            // threads per row in the append kernel
     uint32_t appended_codes = 0;                    // new rows of all key heads, for the kernel that appends codes or scales
     int64_t prefix_tiles = 0;                       // query tiles of sequences that share first keys; 0: the hint is not used
     PrefixKernel prefix_kernel;                     // the kernel of the launch `prefix`

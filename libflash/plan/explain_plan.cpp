@@ -109,7 +109,8 @@ void cuda_lines(std::string& text, const TangentPlan& plan) {
 // For the instance that shares its rule for the bits with the prefill kernel.
 void invariant_line(std::string& text, const cuda::DecodePlan& plan) {
     if (!plan.invariant) return;
-    const std::string growth = plan.longer_from == 0 ? "" : text_of(", from ", plan.longer_from, " on longer ones");
+    const std::string growth =
+        plan.segment_growth_begin == 0 ? "" : text_of(", from ", plan.segment_growth_begin, " on longer ones");
     line(text, "rows", "invariant: segments of ", plan.first_segment, " keys", growth, ", version ", plan.invariant_version);
 }
 

@@ -5,6 +5,7 @@
 #include "problem/cache_parts.h"
 #include "problem/lengths.h"
 #include "problem/options.h"
+#include "problem/positions.h"
 #include "problem/score.h"
 #include "problem/shared_keys.h"
 
@@ -39,7 +40,7 @@ CacheShard read_cache_shard(const flash_decode_options_t& options) {
     if (options.shard_index < 0 || options.shard_index >= shard.count)
         invalid("shard_index", "must be at least 0 and below shard_count", options.shard_index, " of ", shard.count);
     int64_t round = 0;
-    if (__builtin_mul_overflow(shard.count, shard.keys, &round) || round >= int64_t{1} << 40)
+    if (__builtin_mul_overflow(shard.count, shard.keys, &round) || round >= kPositionLimit)
         invalid("shard_keys", "times shard_count must be below 2^40", shard.keys, " x ", shard.count);
     shard.index = options.shard_index;
     return shard;
@@ -209,7 +210,7 @@ void build_paged_cache(DecodeProblem& p, const TensorView& table) {
     p.cache.block_table = static_cast<const int32_t*>(table.data);
     p.cache.block_table_stride[0] = table.stride[0];
     p.cache.block_table_stride[1] = table.stride[1];
-    if (__builtin_mul_overflow(table.shape[1], p.cache.page_size, &p.cache.capacity) || p.cache.capacity >= int64_t{1} << 40) {
+    if (__builtin_mul_overflow(table.shape[1], p.cache.page_size, &p.cache.capacity) || p.cache.capacity >= kPositionLimit) {
         invalid("block_table", "columns times page_size must be below 2^40", table.shape[1], " x ", p.cache.page_size);
     }
 }
@@ -232,7 +233,7 @@ void build_cache(DecodeProblem& p, const DecodeTensors& tensors) {
     if (!p.shard.whole() && !p.cache_seqlens && !p.k_new.present)
         invalid("cache_seqlens", "is required with shard_count: the cache does not tell the lengths of the sequences", "NULL");
     int64_t keys_of_all = 0;
-    if (__builtin_mul_overflow(p.cache.capacity, p.shard.count, &keys_of_all) || keys_of_all >= int64_t{1} << 40)
+    if (__builtin_mul_overflow(p.cache.capacity, p.shard.count, &keys_of_all) || keys_of_all >= kPositionLimit)
         invalid("shard_count", "times the capacity of the cache must be below 2^40", p.shard.count, " x ", p.cache.capacity);
 }
 

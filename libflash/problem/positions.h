@@ -5,6 +5,9 @@
 
 namespace libflash {
 
+// Positions, and numbers of keys and of heads, are below this limit, so that their sums cannot overflow int64.
+constexpr int64_t kPositionLimit = int64_t{1} << 40;
+
 struct Positions {
     int64_t begin = 0, step = 1;      // row i of a sequence has position begin + i * step
     const int32_t* begins = nullptr;  // [batch], instead of begin

@@ -6,8 +6,6 @@ namespace libflash {
 
 namespace {
 
-constexpr int64_t kPositionLimit = int64_t{1} << 40;
-
 // The names of the fields of one side, for error texts.
 struct PositionNames {
     const char *begin, *step, *begins, *positions;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conformance_targets import Credulous, Emulated, Fragile, Leaking, Modest, Restless, TopLeft
+from conformance_targets import AcceptsBadInput, Emulated, Fragile, Leaking, LimitedTarget, ChangesBits, TopLeft
 from defects import DEFECTS
 from emulator import Emulator
 from libflash.conformance.items import chosen
@@ -43,13 +43,13 @@ def test_seeded_defects_are_found(defect: type[Emulator]) -> None:
 
 
 def test_results_that_change_between_calls() -> None:
-    found = failing(outcomes(Restless(), "same bits again", "heads-4"))
+    found = failing(outcomes(ChangesBits(), "same bits again", "heads-4"))
     assert found
     assert all(name.startswith("backward") and "dq: 1 of" in text for name, text in found.items())
 
 
 def test_bad_input_that_is_accepted() -> None:
-    found = failing(outcomes(Credulous(), "bad input", types=["fp32"]))
+    found = failing(outcomes(AcceptsBadInput(), "bad input", types=["fp32"]))
     assert len(found) == len(chosen(["fp32"], ["bad input"]))
     assert all("not refused" in text for text in found.values())
 
@@ -71,9 +71,9 @@ def test_an_exception_is_a_failure() -> None:
 
 
 def test_what_is_not_offered_is_no_failure() -> None:
-    found = outcomes(Modest(), "dim-")
+    found = outcomes(LimitedTarget(), "dim-")
     assert not failing(found)
     lacking = {outcome.lacks for outcome in found if outcome.status == NOT_OFFERED}
     assert {"bf16", "head_dim must be a multiple of 8", "head_dim above 128", "two head_dims"} <= lacking
     assert any(outcome.status == HOLDS for outcome in found)
-    assert {outcome.lacks for outcome in outcomes(Modest(), "decode")} == {"decode"}
+    assert {outcome.lacks for outcome in outcomes(LimitedTarget(), "decode")} == {"decode"}

@@ -24,7 +24,7 @@ class Emulated(Target):
         return {name: y for name, y in made.items() if y is not None and (x.dout is not None or name in ("o", "lse"))}
 
 
-class Restless(Own):
+class ChangesBits(Own):
     """The last bit of one element of dq changes from call to call."""
 
     def results(self, x: Inputs) -> Results:
@@ -35,7 +35,7 @@ class Restless(Own):
         return made
 
 
-class Credulous(Own):
+class AcceptsBadInput(Own):
     """It accepts every input: where libflash refuses a call, the result is zeros."""
 
     def results(self, x: Inputs) -> Results:
@@ -70,7 +70,7 @@ class Fragile(Own):
         return super().results(x)
 
 
-class Modest(Own):
+class LimitedTarget(Own):
     """It offers one type, and refuses what it does not support."""
 
     def __init__(self) -> None:

@@ -107,16 +107,16 @@ static void compute_dsink_tangent(const TangentProblem& problem, const Plan& pla
     });
 }
 
-// Loads the tangents of q and dout for the rows of the lanes. `rows_too`: also in rows, for products that sum over queries.
+// Loads the tangents of q and dout for the rows of the lanes. `with_rows`: also in rows, for products that sum over queries.
 template <class T>
 static void load_tangent_operands(const TangentProblem& problem, int64_t batch, int64_t head, const TangentRows<Acc<T>>& rows,
-                                  int64_t tile, HeadDims dims, bool rows_too, BackwardTangentScratch<T>& scratch) {
+                                  int64_t tile, HeadDims dims, bool with_rows, BackwardTangentScratch<T>& scratch) {
     const Lanes<Acc<T>>& lanes = scratch.query_tile.lanes;
     auto tq = rows_of<const T>(problem.tangents.q, problem.q_rows, batch, head);
     auto tdout = rows_of<const T>(problem.tangents.dout, problem.q_rows, batch, head);
     if (tq.data) tq.data = tq(lanes.row0);
     if (tdout.data) tdout.data = tdout(lanes.row0);
-    scratch.tangents.load(lanes, tq, tdout, dims, rows_too);
+    scratch.tangents.load(lanes, tq, tdout, dims, with_rows);
     scratch.tangents.mu = rows.mu + rows.at(head, tile);
     scratch.tangents.delta = rows.tdelta + rows.at(head, tile);
 }

@@ -27,10 +27,10 @@ struct GradientQueryTile {
     }
 
     template <class Rows>
-    void load(const Rows& q, const Rows& dout, HeadDims dims, bool rows_too) {
+    void load(const Rows& q, const Rows& dout, HeadDims dims, bool with_rows) {
         pack_columns<T>(q, lanes.rows, lanes.width, dims.qk, q_columns);
         pack_columns<T>(dout, lanes.rows, lanes.width, dims.v, dout_columns);
-        if (!rows_too) return;
+        if (!with_rows) return;
         pack_row_elements<T>(q, 0, lanes.rows, dims.qk, round_up(dims.qk, kLanes<A>), q_rows);
         pack_row_elements<T>(dout, 0, lanes.rows, dims.v, round_up(dims.v, kLanes<A>), dout_rows);
     }

@@ -33,14 +33,14 @@ struct TangentOperands {
 
     // `q` and `dout`: rows of their tangents, from the first row of the lanes on; without data if there is none.
     void load(const Lanes<A>& lanes, const StridedRows<const T>& q, const StridedRows<const T>& dout, HeadDims dims,
-              bool rows_too) {
+              bool with_rows) {
         if (q.data) {
             pack_columns<T>(q, lanes.rows, lanes.width, dims.qk, q_columns);
-            if (rows_too) pack_row_elements<T>(q, 0, lanes.rows, dims.qk, round_up(dims.qk, kLanes<A>), q_rows);
+            if (with_rows) pack_row_elements<T>(q, 0, lanes.rows, dims.qk, round_up(dims.qk, kLanes<A>), q_rows);
         }
         if (dout.data) {
             pack_columns<T>(dout, lanes.rows, lanes.width, dims.v, dout_columns);
-            if (rows_too) pack_row_elements<T>(dout, 0, lanes.rows, dims.v, round_up(dims.v, kLanes<A>), dout_rows);
+            if (with_rows) pack_row_elements<T>(dout, 0, lanes.rows, dims.v, round_up(dims.v, kLanes<A>), dout_rows);
         }
     }
 };

@@ -151,7 +151,7 @@ template <class Kernel, class T>
 int launch_append(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     if (plan.append.blocks == 0) return cudaSuccess;
     return launch_dependent(append_kernel<Kernel, T>, plan.append.blocks, plan.append.threads, plan.append.shared_bytes, stream,
-                            plan.dependent_launch, params, plan.append_rows, plan.append_slots);
+                            plan.dependent_launch, params, plan.append_rows, plan.append_threads_per_row);
 }
 
 }  // namespace libflash::cuda

@@ -168,15 +168,15 @@ struct QueryRows {
     }
 
     // dS times 2^exponent_shift() for the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient
-    // of the score or, with kThroughCap, the gradient of the scaled dot product before the softcap.
-    template <bool kThroughCap>
+    // of the score or, with kBeforeSoftcap, the gradient of the scaled dot product before the softcap.
+    template <bool kBeforeSoftcap>
     __device__ __forceinline__ void gradients(Scores& ds, int tile, int first) const {
         Scores s;
         if constexpr (kGeneral) {
             multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first, params.head_dim_v);
             if (params.rare.dropout.active) drop(ds, tile, first);
             multiply(s, 0, kKeysAt, first, params.head_dim);
-            apply_rules<kThroughCap>(s, ds, tile, first);
+            apply_rules<kBeforeSoftcap>(s, ds, tile, first);
         } else {
             multiply(s, 0, kKeysAt, first, params.head_dim);
             mask_edge(s, tile, first);
@@ -226,7 +226,7 @@ struct QueryRows {
 
     // Turns the dot products s and dp (in ds) into p and dS. Each step updates ds as soon as its factor is known, so that no
     // other values need registers.
-    template <bool kThroughCap>
+    template <bool kBeforeSoftcap>
     __device__ __forceinline__ void apply_rules(Scores& s, Scores& ds, int tile, int first) const {
         const RareParams& rare = params.rare;
         const int rows = q_rows.length, cols = tiles.length_k;
@@ -237,7 +237,7 @@ struct QueryRows {
             });
         };
         scale_and_cap(rare, params.softmax_scale, all);
-        const float inverse = kThroughCap && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
+        const float inverse = kBeforeSoftcap && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
         for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n) {

@@ -19,11 +19,11 @@ struct GradientElement {
 // Turns the dot products s and dp into p and dS, the gradient of the scaled dot product before the softcap. at(i) gives element i
 // of kCount; bit i of `keep` says whether dropout keeps it; mask_edge() sets the scores that the mask hides to -infinity.
 // `tiles`: a QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon as its factor is known, so
-// that no other values need registers. through_cap: false for dS after the softcap.
+// that no other values need registers. before_softcap: false for dS after the softcap.
 template <class T, int kCount, class Tiles, class ElementAt, class MaskEdge>
 __device__ __forceinline__ void apply_rare_options(const RareParams& rare, float softmax_scale, const Tiles& tiles,
                                                    int alibi_shift, int head, uint32_t keep, const ElementAt& at,
-                                                   const MaskEdge& mask_edge, bool through_cap = true) {
+                                                   const MaskEdge& mask_edge, bool before_softcap = true) {
     const auto for_all = [&](const auto& rule) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void apply_rare_options(const RareParams& rare, float
         });
     };
     scale_and_cap(rare, softmax_scale, for_all);
-    const float inverse = through_cap && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
+    const float inverse = before_softcap && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
         const GradientElement x = at(i);

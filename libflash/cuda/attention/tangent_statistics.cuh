@@ -55,9 +55,9 @@ struct TangentStatisticsUnit {
     // The product of two rows, by kLanesOfRow lanes; 0 if either is absent or the row is not in use. The lanes of other rows of
     // the warp call it, too.
     template <int kLanesOfRow>
-    __device__ __forceinline__ float dot(const T* x, const T* y, bool counts) const {
+    __device__ __forceinline__ float dot(const T* x, const T* y, bool sees_keys) const {
         if (!x || !y) return 0.0f;
-        float sum = counts ? partial_dot<kLanesOfRow>(x, y) : 0.0f;
+        float sum = sees_keys ? partial_dot<kLanesOfRow>(x, y) : 0.0f;
 #pragma unroll
         for (int step = kLanesOfRow / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         return sum;
@@ -66,14 +66,14 @@ struct TangentStatisticsUnit {
     template <int kLanesOfRow>
     __device__ __forceinline__ TangentStatistics of(int row) const {
         const float lse = row < rows.length ? number(params.lse, row) : -INFINITY;
-        const bool counts = lse != -INFINITY;
+        const bool sees_keys = lse != -INFINITY;
         const T *out = row_of(params.out, row), *dout = row_of(params.dout, row);
         float dotted = 0.0f, moved = 0.0f;
-        if (!params.delta.data) dotted = dot<kLanesOfRow>(dout, out, counts);
+        if (!params.delta.data) dotted = dot<kLanesOfRow>(dout, out, sees_keys);
         if (!params.tdelta.data)
-            moved = dot<kLanesOfRow>(row_of(params.tdout, row), out, counts) +
-                    dot<kLanesOfRow>(dout, row_of(params.tout, row), counts);
-        if (!counts) return {INFINITY, 0.0f, 0.0f, 0.0f};
+            moved = dot<kLanesOfRow>(row_of(params.tdout, row), out, sees_keys) +
+                    dot<kLanesOfRow>(dout, row_of(params.tout, row), sees_keys);
+        if (!sees_keys) return {INFINITY, 0.0f, 0.0f, 0.0f};
         return {lse_with_margin(lse * kLog2e) - exponent_shift<T>(),
                 params.delta.data ? number(params.delta, row) : dotted - number(params.dlse, row), number(params.tlse, row),
                 params.tdelta.data ? number(params.tdelta, row) : moved - number(params.tdlse, row)};

@@ -52,7 +52,7 @@ void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& pr
     int64_t slots = 1;  // threads per row, two channels each; a power of two
     while (2 * slots < problem.head_dim || 2 * slots < problem.head_dim_v) slots *= 2;
     plan.append_rows = static_cast<uint32_t>(new_rows);
-    plan.append_slots = static_cast<uint32_t>(slots);
+    plan.append_threads_per_row = static_cast<uint32_t>(slots);
     const KernelResources resources = kernel.resources(static_cast<int>(DecodeStep::append), plan.instance.number);
     plan.append = launch_shape(ceil_div(rows, append_threads(kernel.config.head_dim) / slots), resources);
 }

@@ -81,7 +81,7 @@ struct BackwardTangent {
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kCommonAt); }
     __device__ __forceinline__ const SequenceRows& sequence(bool keys) const { return keys ? common().k_rows : common().q_rows; }
     __device__ __forceinline__ int first_row() const { return common().work.tile * kBlockM; }
-    __device__ __forceinline__ bool makes_bias() const { return kOutput == TangentOutput::tdq && params.tdbias.data; }
+    __device__ __forceinline__ bool computes_dbias() const { return kOutput == TangentOutput::tdq && params.tdbias.data; }
 
     // The tensors of one side, each followed by its tangent.
     __device__ __forceinline__ const RowsParams& tensor(bool keys, int i) const {
@@ -232,7 +232,7 @@ struct BackwardTangent {
             const int n = i / 4, e = i % 4;
             const float capped = s[0][n][e] * inverse, slope = fmaf(-capped, capped, 1.0f);
             const float tz = ts[0][n][e] * params.softmax_scale;
-            if (kOfScores && !makes_bias()) {
+            if (kOfScores && !computes_dbias()) {
                 x[0][n][e] *= slope;
                 y[0][n][e] = fmaf(-2.0f * capped * inverse * tz, x[0][n][e], slope * y[0][n][e]);
             }
@@ -284,7 +284,7 @@ struct BackwardTangent {
         multiply(s, ts, 0, params.head_dim);
         apply_rules(head, tile);
         make_weights(keep);
-        if (makes_bias()) {
+        if (computes_dbias()) {
 #pragma unroll
             for (int i = 0; i < kBlocks * 4; ++i) sums[0][i / 4][i % 4] += y[0][i / 4][i % 4];
             return;
@@ -347,7 +347,7 @@ struct BackwardTangent {
                 c.tiles.init(params, work, q_rows.length, k_rows.length);
             } else {
                 c.tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
-                if (makes_bias() && params.tdbias.extent[3] != 1) c.tiles.keep_tile(c.bias_rows.tile.col);
+                if (computes_dbias() && params.tdbias.extent[3] != 1) c.tiles.keep_tile(c.bias_rows.tile.col);
             }
         }
         __syncthreads();
@@ -404,7 +404,7 @@ struct BackwardTangent {
 
     __device__ __forceinline__ void run() {
         TileCoordinates work;
-        if (!makes_bias()) {
+        if (!computes_dbias()) {
             work = find_rows();
             if (work.batch < 0) return;
         } else if (thread == 0) {
@@ -413,13 +413,13 @@ struct BackwardTangent {
         clear(sums);
 #pragma unroll 1
         do {
-            if (makes_bias() && (work = next_rows_of_bias()).batch < 0) break;
+            if (computes_dbias() && (work = next_rows_of_bias()).batch < 0) break;
             begin(work);
             loop();
-        } while (makes_bias());
+        } while (computes_dbias());
         cp_async_wait<0>();
         __syncthreads();
-        if (makes_bias()) {
+        if (computes_dbias()) {
             store_bias();
         } else {
             store();

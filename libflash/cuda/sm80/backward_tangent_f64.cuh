@@ -37,8 +37,8 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
     __device__ __forceinline__ DoubleBackwardTangent(const BackwardTangentParams& given, DoubleTangentOutput which, char* memory)
         : Base(given, memory), output(which) {}
 
-    __device__ __forceinline__ bool makes_bias() const { return output == DoubleTangentOutput::tdbias; }
-    __device__ __forceinline__ bool of_queries() const { return output == DoubleTangentOutput::tdq || makes_bias(); }
+    __device__ __forceinline__ bool computes_dbias() const { return output == DoubleTangentOutput::tdbias; }
+    __device__ __forceinline__ bool of_queries() const { return output == DoubleTangentOutput::tdq || computes_dbias(); }
 
     // The tile of rows of this thread block, except for tdbias. batch < 0: the thread block has no work.
     __device__ __forceinline__ TileCoordinates find_rows() const {
@@ -52,7 +52,7 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         Base::begin(next);
         if (of_queries()) {
             key_tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
-            if (makes_bias() && params.tdbias.extent[3] != 1) key_tiles.keep_tile(bias_rows.tile.col);
+            if (computes_dbias() && params.tdbias.extent[3] != 1) key_tiles.keep_tile(bias_rows.tile.col);
             head = work.head, key_head = work.head / params.group_size;
             other_tile = key_tiles.end, cursor = key_tiles.list_count;
         } else {
@@ -101,8 +101,8 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
             const double dot = a, tz = params.in_double.softmax_scale * this->tangent_at(0, has_tq(), has_tk(), local, col);
             a = b = 0.0;
             if (key < keys.x || key >= keys.y || of_row.lse == INFINITY || !score.keeps(row, key)) continue;
-            double bent;
-            const double s = score.score(dot, row, key, &bent), slope = fma(-bent, bent, 1.0);
+            double tanh_z;
+            const double s = score.score(dot, row, key, &tanh_z), slope = fma(-tanh_z, tanh_z, 1.0);
             if (s == -INFINITY) continue;
             const double p = probability(s, of_row.lse);
             const double below = this->score_tangent(score, slope, tz, row, key) - of_row.mu;
@@ -114,9 +114,9 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
             }
             const double dp = keep == 0.0 ? 0.0 : keep * this->scores(3).at(local, col);
             const double tdp = keep == 0.0 ? 0.0 : keep * this->tangent_at(3, has_tdout(), has_tv(), local, col);
-            const double bend = bent == 0.0 || makes_bias() ? 0.0 : -2.0 * bent / params.in_double.softcap * tz;
+            const double bend = tanh_z == 0.0 || computes_dbias() ? 0.0 : -2.0 * tanh_z / params.in_double.softcap * tz;
             const double through =
-                makes_bias() ? 1.0 : slope;  // the bias is added after the softcap, so its gradient has no slope
+                computes_dbias() ? 1.0 : slope;  // the bias is added after the softcap, so its gradient has no slope
             const double x = through * (dp - of_row.delta), y = fma(bend, x, through * (tdp - of_row.tdelta));
             a = p * x;
             b = p * fma(below, x, y);
@@ -150,7 +150,7 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
             __syncthreads();
             if (!outer) apply(first_row, first_key);
         }
-        if (makes_bias()) {
+        if (computes_dbias()) {
             for_own_elements([&](double& x, double& sum) { sum += x; });
             return;
         }
@@ -202,7 +202,7 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
 
     __device__ __forceinline__ void run() {
         TileCoordinates next;
-        if (makes_bias()) {
+        if (computes_dbias()) {
             bias_rows.start(params, params.tdbias, bias_tile_of<kTileRows, kTileRows>(params.tdbias, blockIdx.x));
         } else {
             next = find_rows();
@@ -211,15 +211,15 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         clear(sums);
 #pragma unroll 1
         do {
-            if (makes_bias()) {
+            if (computes_dbias()) {
                 if (!bias_rows.next(params, params.tdbias)) break;
                 next = bias_rows.at;
             }
             begin(next);
 #pragma unroll 1
             while (advance()) add_tile();
-        } while (makes_bias());
-        if (makes_bias()) {
+        } while (computes_dbias());
+        if (computes_dbias()) {
             store_bias();
             return;
         }

@@ -73,7 +73,7 @@ struct WideBackward {
     __device__ __forceinline__ WideBackward(const BackwardParams& p, WideGradient gradient, char* shared_memory)
         : params(p), output(gradient), shared(shared_memory), thread(threadIdx.x), lane(threadIdx.x % 32) {}
 
-    __device__ __forceinline__ bool makes_bias() const { return kFloat && output == WideGradient::dbias; }
+    __device__ __forceinline__ bool computes_dbias() const { return kFloat && output == WideGradient::dbias; }
     __device__ __forceinline__ bool transposed() const {
         if constexpr (kFloat) {
             return output == WideGradient::dk || output == WideGradient::dv;
@@ -214,7 +214,7 @@ struct WideBackward {
             }
         };
         apply_rare_options<T, kBlocks * 4>(params.rare, params.softmax_scale, c, shard().all.alibi_shift, head,
-                                           keep_elements(head, first_col), element, hide, !makes_bias());
+                                           keep_elements(head, first_col), element, hide, !computes_dbias());
     }
 
     // sums += W C for this warp's half of the channels. C: tensor `tensor` of the columns. Tensor cores truncate when they add,

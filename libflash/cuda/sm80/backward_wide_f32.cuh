@@ -15,8 +15,8 @@ namespace libflash::cuda::sm80 {
 // `Base`: WideBackward.
 template <class Base>
 struct WideBackwardFloat : Base {
-    using Base::common, Base::dp, Base::kBlocks, Base::kCols, Base::kColsAt, Base::kParts, Base::kPartsAt, Base::lane,
-        Base::makes_bias, Base::params, Base::part, Base::s, Base::shared, Base::smem, Base::sums, Base::thread, Base::transposed;
+    using Base::common, Base::computes_dbias, Base::dp, Base::kBlocks, Base::kCols, Base::kColsAt, Base::kParts, Base::kPartsAt,
+        Base::lane, Base::params, Base::part, Base::s, Base::shared, Base::smem, Base::sums, Base::thread, Base::transposed;
     using typename Base::ColTile, typename Base::RowTile, typename Base::Scores;
     static constexpr int kSteps = 2 * Base::kPartSteps;  // steps of 8 channels of a warp
     static constexpr int kRows = kCols;                  // rows of a tile of either side
@@ -102,7 +102,7 @@ struct WideBackwardFloat : Base {
     __device__ __forceinline__ void add_tile(int head, int tile) {
         const bool of_values = this->output == decltype(this->output)::dv;
         differentiate(head, tile, of_values);
-        if (makes_bias()) return add_bias(tile);
+        if (computes_dbias()) return add_bias(tile);
 #pragma unroll
         for (int j = 0; j < kBlocks * 4; ++j)
             if (of_values) dp[0][j / 4][j % 4] = s[0][j / 4][j % 4];
@@ -159,16 +159,16 @@ struct WideBackwardFloat : Base {
         BiasRows<kRows> rows;
         clear(sums);
         clear(bias_sums);
-        if (makes_bias()) {
+        if (computes_dbias()) {
             target = bias_tile_of<kRows, kCols>(bias, blockIdx.x);
             rows.start(params, bias, target);
         } else if (!this->prepare()) {
             return;
         }
 #pragma unroll 1
-        while (!makes_bias() || rows.next(params, bias)) {
+        while (!computes_dbias() || rows.next(params, bias)) {
             int begin = 0, end = INT32_MAX;
-            if (makes_bias()) {
+            if (computes_dbias()) {
                 const SequenceRows q_rows = SequenceRows::of(params.q_lengths, rows.at.batch),
                                    k_rows = SequenceRows::of(params.k_lengths, rows.at.batch);
                 if (rows.at.tile * kRows >= q_rows.length) continue;
@@ -179,9 +179,9 @@ struct WideBackwardFloat : Base {
             }
             loop(begin, end);
             cp_async_wait<0>();
-            if (!makes_bias()) break;
+            if (!computes_dbias()) break;
         }
-        if (makes_bias()) return store_bias(target);
+        if (computes_dbias()) return store_bias(target);
         __syncthreads();
         this->store();
     }

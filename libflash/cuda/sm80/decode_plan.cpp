@@ -68,7 +68,7 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.invariant = sizes.has_segments();
     if (plan.invariant) {
         plan.first_segment = splits.split_size > 0 ? static_cast<int>(splits.split_size) : kFirstSegment;
-        plan.longer_from = splits.split_size > 0 ? 0 : kSegmentGrowth;
+        plan.segment_growth_begin = splits.split_size > 0 ? 0 : kSegmentGrowth;
         plan.invariant_version = kInvariantVersion;
     }
     plan.key_heads = splits.key_heads;

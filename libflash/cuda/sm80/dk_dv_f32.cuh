@@ -19,7 +19,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
     using typename Base::Chunk, typename Base::KvTile, typename Base::Position, typename Base::QTile, typename Base::Scores,
         typename Base::ScoreTile;
     using Accumulator = FloatDqAccumulator<kHeadDim, kBlockM, kWarps>;
-    using ChannelPair = ColumnPair<QTile, kChannels / 8>;
+    using GradientColumns = ColumnPair<QTile, kChannels / 8>;
     static constexpr int kSteps = kChunk / 8;
     static_assert(kSplit == 1 || kQueries == kChunk, "dS of one chunk waits in registers");
 
@@ -91,7 +91,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
         constexpr int kTogether = 2;
         const int at = lane();
         const auto a_address = ScoreTile::a_address(scores, key_warp() * 32, at);
-        const ChannelPair pair(QTile::row_pair(rows, at), part());
+        const GradientColumns pair(QTile::row_pair(rows, at), part());
 #pragma unroll 1
         for (int first = 0; first < kBlockM / 8; first += kTogether) {
             SplitRows<2> f[kTogether];

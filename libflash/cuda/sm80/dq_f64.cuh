@@ -26,7 +26,7 @@ struct DoubleDq : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, si
 
     using Base::Base;
 
-    __device__ __forceinline__ bool makes_bias() const { return params.dbias.data; }
+    __device__ __forceinline__ bool computes_dbias() const { return params.dbias.data; }
 
     __device__ __forceinline__ void begin_rows(const TileCoordinates& next) {
         this->begin(next);
@@ -62,10 +62,10 @@ struct DoubleDq : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, si
                 this->multiply();
                 __syncthreads();
             }
-            this->differentiate(score, !makes_bias(), tiles.first_row, tile * kTileK,
+            this->differentiate(score, !computes_dbias(), tiles.first_row, tile * kTileK,
                                 [&](int, int key, int) { return key >= keys.x && key < keys.y; });
             __syncthreads();
-            if (!makes_bias()) {
+            if (!computes_dbias()) {
                 add_values<false, kTileK, kWarps>(dq, ds, k, params.head_dim, warp, lane);
                 continue;
             }
@@ -80,7 +80,7 @@ struct DoubleDq : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, si
     // Adds all tiles of scores that contribute to the target: a tile of dQ (its column is 0) or a tile of dbias.
     __device__ __forceinline__ void add_all(const BiasTile& target) {
         const int (&extent)[4] = params.dbias.extent;
-        const bool bias = makes_bias();
+        const bool bias = computes_dbias();
         const BiasRange batches(target.batch, bias ? extent[0] : 0, params.batch);
         const BiasRange heads(target.head, bias ? extent[1] : 0, params.heads_q);
 #pragma unroll 1
@@ -117,7 +117,7 @@ struct DoubleDq : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, si
 
     __device__ __forceinline__ void run() {
         BiasTile target = {};
-        if (makes_bias()) {
+        if (computes_dbias()) {
             target = bias_tile_of<kTileQ, kTileK>(params.dbias, blockIdx.x);
         } else {
             const TileCoordinates next = tile_coordinates<kTileQ>(params.query_tile_schedule, params.q_lengths, params.batch);
@@ -130,7 +130,7 @@ struct DoubleDq : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, si
 #pragma unroll
         for (int i = 0; i < kElements; ++i) sums[i] = 0.0;
         add_all(target);
-        if (makes_bias()) {
+        if (computes_dbias()) {
             store_bias(target);
         } else {
             __syncthreads();  // no warp reads Q

@@ -134,8 +134,8 @@ struct DoubleForward {
         return rows.score(
             s, tile * kTileK,
             [&](double dot, int row, int key) {
-                double bent;
-                return score.keeps(first + row, key) ? score.score(dot, first + row, key, &bent) : -INFINITY;
+                double tanh_z;
+                return score.keeps(first + row, key) ? score.score(dot, first + row, key, &tanh_z) : -INFINITY;
             },
             [&](int row, int key) {
                 return !dropout_keeps(params.rare.dropout, head, all.has_positions ? all.rows.at(first + row) : first + row,

@@ -118,12 +118,12 @@ struct DoubleStatisticsForward {
     // Converts dot products to exp(score - maximum). `factors` gets the factors by which earlier sums must be multiplied.
     __device__ __forceinline__ void apply_softmax(const DoubleScore<Params>& score, int tile) {
         const int local = thread / kLanes, first_key = tile * kTileK;
-        double largest = -INFINITY, bent;
+        double largest = -INFINITY, tanh_z;
 #pragma unroll 1
         for (int col = thread % kLanes; col < kTileK; col += kLanes) {
             const int key = first_key + col;
             const bool visible = key >= seen.x && key < seen.y && score.keeps(row, key);
-            const double x = visible ? score.score(s.at(local, col), row, key, &bent) : -INFINITY;
+            const double x = visible ? score.score(s.at(local, col), row, key, &tanh_z) : -INFINITY;
             s.at(local, col) = x;
             largest = fmax(largest, x);
         }

@@ -56,9 +56,9 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
                          tz = params.in_double.softmax_scale * this->tangent_at(0, has_tq(), has_tk(), local, col);
             s.at(local, col) = -INFINITY;
             if (key < keys.x || key >= keys.y || !score.keeps(row, key)) continue;
-            double bent;
-            s.at(local, col) = score.score(dot, row, key, &bent);
-            const double ts = this->score_tangent(score, fma(-bent, bent, 1.0), tz, row, key);
+            double tanh_z;
+            s.at(local, col) = score.score(dot, row, key, &tanh_z);
+            const double ts = this->score_tangent(score, fma(-tanh_z, tanh_z, 1.0), tz, row, key);
             w.at(local, col) = ts;
             if (s.at(local, col) != -INFINITY) seen += 1.0, mean += ts;
         }
@@ -113,12 +113,13 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
         const double tsink = params.tsink.data ? head_number_at(params.tsink, work.batch, work.head) : 0.0;
         const double of_sink = sink == -INFINITY ? 0.0 : probability(sink, lse);
         if (of_sink > 0.0) below = fma(of_sink, tsink - pivot, below);
-        const bool counts = lse != INFINITY;
+        const bool sees_keys = lse != INFINITY;
         if (thread % kLanes != 0) return;
         this->numbers(0)[thread / kLanes] = below;
-        this->numbers(1)[thread / kLanes] = counts ? 1.0 : 0.0;
+        this->numbers(1)[thread / kLanes] = sees_keys ? 1.0 : 0.0;
         if (params.tlse.data && row < q_rows.owned)
-            row_numbers(params.tlse, work.batch, work.head, q_rows.start)[row * params.tlse.row] = counts ? pivot + below : 0.0;
+            row_numbers(params.tlse, work.batch, work.head, q_rows.start)[row * params.tlse.row] =
+                sees_keys ? pivot + below : 0.0;
     }
 
     // Writes tout = sum R p (ts - pivot) v + sum R p tv - (mu - pivot) out, delta and tdelta. Each warp processes one row at a
@@ -132,31 +133,31 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
         double* const to = first_of(params.tout);
 #pragma unroll 1
         for (int r = warp; r < min(kTileRows, q_rows.owned - tiles.first_row); r += kWarps) {
-            const bool counts = this->numbers(1)[r] != 0.0;
+            const bool sees_keys = this->numbers(1)[r] != 0.0;
             const double below = this->numbers(0)[r];
             double delta = 0.0, tdelta = 0.0;
 #pragma unroll 1
             for (int c = lane; c < params.head_dim_v; c += 32) {
-                const double o = counts ? out[r * params.out.row + c] : 0.0;
-                const double x = counts ? fma(-below, o, sums.at(r, c) * params.in_double.keep_factor) : 0.0;
+                const double o = sees_keys ? out[r * params.out.row + c] : 0.0;
+                const double x = sees_keys ? fma(-below, o, sums.at(r, c) * params.in_double.keep_factor) : 0.0;
                 if (to) to[r * params.tout.row + c] = x;
-                if (dout && counts) {
+                if (dout && sees_keys) {
                     const double d = dout[r * params.dout.row + c];
                     delta = fma(d, o, delta), tdelta = fma(d, x, tdelta);
                 }
-                if (tdout && counts) tdelta = fma(tdout[r * params.tdout.row + c], o, tdelta);
+                if (tdout && sees_keys) tdelta = fma(tdout[r * params.tdout.row + c], o, tdelta);
             }
             const int row = tiles.first_row + r;
-            if (params.delta.data) store_number(params.delta, params.dlse, row, counts, sum_of_lanes<32>(delta));
-            if (params.tdelta.data) store_number(params.tdelta, params.tdlse, row, counts, sum_of_lanes<32>(tdelta));
+            if (params.delta.data) store_number(params.delta, params.dlse, row, sees_keys, sum_of_lanes<32>(delta));
+            if (params.tdelta.data) store_number(params.tdelta, params.tdlse, row, sees_keys, sum_of_lanes<32>(tdelta));
         }
     }
-    // Writes `number`, minus the row's number in `less` if that tensor is given; 0 if not `counts`.
+    // Writes `number`, minus the row's number in `less` if that tensor is given; 0 if not `sees_keys`.
     __device__ __forceinline__ void store_number(const RowStatisticsParams& to, const RowStatisticsParams& less, int at,
-                                                 bool counts, double number) {
+                                                 bool sees_keys, double number) {
         if (lane != 0) return;
-        if (counts && less.data) number -= row_numbers(less, work.batch, work.head, q_rows.start)[at * less.row];
-        row_numbers(to, work.batch, work.head, q_rows.start)[at * to.row] = counts ? number : 0.0;
+        if (sees_keys && less.data) number -= row_numbers(less, work.batch, work.head, q_rows.start)[at * less.row];
+        row_numbers(to, work.batch, work.head, q_rows.start)[at * to.row] = sees_keys ? number : 0.0;
     }
 
     __device__ __forceinline__ void run() {

@@ -34,7 +34,7 @@ struct ForwardTangentRows {
     }
 
     // mu - pivot: sum p (ts - pivot) over all lanes of the row, plus the term of the sink.
-    __device__ __forceinline__ float mean_below_pivot(int a, int r, float lse_log2) const {
+    __device__ __forceinline__ float mu_minus_pivot(int a, int r, float lse_log2) const {
         const TileCoordinates work = body.common().work;
         const float sum = quad_sum(body.sum[a][r]);
         if (!body.params.sink.data) return sum;
@@ -49,10 +49,10 @@ struct ForwardTangentRows {
     struct Dots {
         float delta, tdelta;
     };
-    // Converts the sums of a row to tout in place. `counts`: the row exists and sees a key. `below`: mu - pivot.
-    __device__ __forceinline__ Dots finish_channels(int a, int r, int row, bool counts, float factor, float below) {
+    // Converts the sums of a row to tout in place. `sees_keys`: the row exists and sees a key. `below`: mu - pivot.
+    __device__ __forceinline__ Dots finish_channels(int a, int r, int row, bool sees_keys, float factor, float below) {
         const ForwardTangentParams& params = body.params;
-        const int at = body.common().q_rows.start + row, channels = counts ? params.head_dim_v : 0;
+        const int at = body.common().q_rows.start + row, channels = sees_keys ? params.head_dim_v : 0;
         const auto pairs = [&](const RowsParams& rows) {
             return RowPairs<T>::of(rows, body.common().work, at, channels, params.vector_rows, body.lane);
         };
@@ -63,8 +63,8 @@ struct ForwardTangentRows {
             if (n % 4 == 0 && n > 0) __syncwarp();  // keeps the compiler from loading more at once than registers allow
             const float2 o = out.at(n);
             float &x = body.tout[a][n][2 * r], &y = body.tout[a][n][2 * r + 1];
-            x = counts ? fmaf(-below, o.x, x * factor) : 0.0f;
-            y = counts ? fmaf(-below, o.y, y * factor) : 0.0f;
+            x = sees_keys ? fmaf(-below, o.x, x * factor) : 0.0f;
+            y = sees_keys ? fmaf(-below, o.y, y * factor) : 0.0f;
             if (!params.tdelta.data) continue;
             const float2 d = dout.at(n), td = tdout.at(n);
             dots.delta = fmaf(d.x, o.x, fmaf(d.y, o.y, dots.delta));
@@ -72,12 +72,12 @@ struct ForwardTangentRows {
         }
         return dots;
     }
-    // Writes the sum of the lanes' parts, minus the row's number in `less` if that tensor is given; 0 if not `counts`.
+    // Writes the sum of the lanes' parts, minus the row's number in `less` if that tensor is given; 0 if not `sees_keys`.
     __device__ __forceinline__ void write_dot(const RowStatisticsParams& to, const RowStatisticsParams& less, float part, int row,
-                                              bool counts, bool writes) const {
+                                              bool sees_keys, bool writes) const {
         if (!to.data) return;
         const float dot = quad_sum(part);
-        if (writes) *address_of(to, row) = !counts ? 0.0f : less.data ? dot - *address_of(less, row) : dot;
+        if (writes) *address_of(to, row) = !sees_keys ? 0.0f : less.data ? dot - *address_of(less, row) : dot;
     }
 
     __device__ __forceinline__ void finish() {
@@ -88,12 +88,12 @@ struct ForwardTangentRows {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = body.row_of(a, 2 * r);
-                const float lse_log2 = body.lse_of(a, r), below = mean_below_pivot(a, r, lse_log2);
-                const bool counts = lse_log2 != INFINITY, writes = body.lane % 4 == 0 && row < q_rows.owned;
-                const Dots dots = finish_channels(a, r, row, counts, body.factor_of(a, r), below);
-                if (writes && params.tlse.data) *address_of(params.tlse, row) = counts ? body.pivot[a][r] + below : 0.0f;
-                write_dot(params.delta, params.dlse, dots.delta, row, counts, writes);
-                write_dot(params.tdelta, params.tdlse, dots.tdelta, row, counts, writes);
+                const float lse_log2 = body.lse_of(a, r), below = mu_minus_pivot(a, r, lse_log2);
+                const bool sees_keys = lse_log2 != INFINITY, writes = body.lane % 4 == 0 && row < q_rows.owned;
+                const Dots dots = finish_channels(a, r, row, sees_keys, body.factor_of(a, r), below);
+                if (writes && params.tlse.data) *address_of(params.tlse, row) = sees_keys ? body.pivot[a][r] + below : 0.0f;
+                write_dot(params.delta, params.dlse, dots.delta, row, sees_keys, writes);
+                write_dot(params.tdelta, params.tdlse, dots.tdelta, row, sees_keys, writes);
             }
     }
 

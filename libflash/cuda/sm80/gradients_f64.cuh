@@ -169,11 +169,11 @@ struct DoubleGradients {
         return dropout_keeps(params.rare.dropout, dropout_head(params.shard, work.batch, head), row, key);
     }
 
-    // Converts the dot products to P, with dropout, and dS: the gradient of the score or, with `through_cap`, of the scaled dot
-    // product before the softcap. first_row, first_key: of the tiles. sees(row, key, col): whether the row, which exists, sees
-    // the key; col: number of the key in the tile.
+    // Converts the dot products to P, with dropout, and dS: the gradient of the score or, with `before_softcap`, of the scaled
+    // dot product before the softcap. first_row, first_key: of the tiles. sees(row, key, col): whether the row, which exists,
+    // sees the key; col: number of the key in the tile.
     template <class Sees>
-    __device__ __forceinline__ void differentiate(const DoubleScore<BackwardParams>& score, bool through_cap, int first_row,
+    __device__ __forceinline__ void differentiate(const DoubleScore<BackwardParams>& score, bool before_softcap, int first_row,
                                                   int first_key, const Sees& sees) const {
         if constexpr (kWide) {
             if (!has_elements()) return;
@@ -189,11 +189,11 @@ struct DoubleGradients {
                 x = d = 0.0;
                 continue;
             }
-            double bent;
-            const double weight = probability(score.score(x, row, key, &bent), of_row.lse);
+            double tanh_z;
+            const double weight = probability(score.score(x, row, key, &tanh_z), of_row.lse);
             const bool kept = keeps(head, row, key);
             const double gradient = (kept ? d * params.in_double.keep_factor : 0.0) - of_row.delta;
-            d = weight * gradient * (through_cap ? fma(-bent, bent, 1.0) : 1.0);
+            d = weight * gradient * (before_softcap ? fma(-tanh_z, tanh_z, 1.0) : 1.0);
             x = kept ? weight * params.in_double.keep_factor : 0.0;
         }
     }

@@ -109,7 +109,7 @@ struct RowPair {
     }
 
     // Rounds the probabilities of 16 of the warp's keys and stores them in shared memory for the other warp.
-    __device__ __forceinline__ void publish(int step, Fragments& own) {
+    __device__ __forceinline__ void store_own_p(int step, Fragments& own) {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a) {
             to_fragment<T>(own[step][a], body.s[a][2 * step], body.s[a][2 * step + 1]);
@@ -117,7 +117,7 @@ struct RowPair {
         }
     }
     // Waits for the other warp and loads its probabilities.
-    __device__ __forceinline__ void load_others(Fragments& others) {
+    __device__ __forceinline__ void load_other_p(Fragments& others) {
         named_barrier_wait(1 + body.warp / 2, 64);
         const auto address = PTile::template skip_columns<kSteps>(PTile::a_address(p_smem(), 0, hide_from_compiler(body.lane)),
                                                                   (1 - part) * kSteps);
@@ -166,7 +166,7 @@ struct RowPair {
             if constexpr (Body::kRare) {
                 if (body.params.rare.dropout.active) body.drop(2 * step, tile);
             }
-            publish(step, own);
+            store_own_p(step, own);
         }
         cp_async_wait<0>();
         __syncthreads();  // V has arrived; no warp reads K
@@ -174,8 +174,8 @@ struct RowPair {
         multiply_pv(own, others, [&](int t) {
             const int step = t / kPairs, pair = t % kPairs;
             if (step + 1 >= kBefore && step + 1 < kSteps) body.template exponentiate<kPairs>(2 * step + 2, pair);
-            if (pair == 0 && step >= kBefore && step < kSteps) publish(step, own);
-            if (step == kSteps - 1 && pair == kPairs / 2) load_others(others);
+            if (pair == 0 && step >= kBefore && step < kSteps) store_own_p(step, own);
+            if (step == kSteps - 1 && pair == kPairs / 2) load_other_p(others);
         });
     }
 

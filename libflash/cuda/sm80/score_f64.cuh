@@ -82,15 +82,15 @@ struct DoubleScore {
         return !mask.data || static_cast<const uint8_t*>(mask.data)[offset_of(mask, row, key)];
     }
 
-    // The score of a dot product. bent: tanh(z / softcap) of the scaled dot product z, 0 without softcap; the derivative of the
-    // score with respect to z is 1 - bent^2. The row and the key exist.
-    __device__ __forceinline__ double score(double dot, int row, int key, double* bent) const {
+    // The score of a dot product. tanh_z: tanh(z / softcap) of the scaled dot product z, 0 without softcap; the derivative of the
+    // score with respect to z is 1 - tanh_z^2. The row and the key exist.
+    __device__ __forceinline__ double score(double dot, int row, int key, double* tanh_z) const {
         const RareParams& rare = params.rare;
         double x = dot * params.in_double.softmax_scale;
-        *bent = 0.0;
+        *tanh_z = 0.0;
         if (params.in_double.softcap > 0.0) {
-            *bent = tanh(x / params.in_double.softcap);
-            x = params.in_double.softcap * *bent;
+            *tanh_z = tanh(x / params.in_double.softcap);
+            x = params.in_double.softcap * *tanh_z;
         }
         if (rare.alibi_slopes.data) x -= slope * fabs(static_cast<double>(row + alibi_shift - key));
         if (rare.bias.data) x += number_at(rare.bias.data, offset_of(rare.bias, row, key), rare.bias.is_float);

@@ -43,10 +43,10 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
         Softmax softmax;
         // The previous work tile, until its rows are written: the factors of its rows, and its slot. Other values of
-        // unwritten_slot: kNothingToWrite, before the first P V of a work tile; kAccumulating, P V of the current work tile has
+        // pending_output: kNothingToWrite, before the first P V of a work tile; kAccumulating, P V of the current work tile has
         // begun; kNoProbabilities, there are no probabilities yet.
         float inverse[2];
-        int unwritten_slot;
+        int pending_output;
     };
     static constexpr int kNothingToWrite = -1, kAccumulating = -2, kNoProbabilities = -3;
     // Of a key tile: whether it is the last of the work tile, whether it is an edge tile, whether its maximum must be computed;
@@ -116,7 +116,7 @@ private:
                     if (!has_key_tiles(c)) return finish_last_work_tile(c);
                 }
                 step<true>(c, first);
-            } while (c.last || c.unwritten_slot != kAccumulating);
+            } while (c.last || c.pending_output != kAccumulating);
             main_loop(c);
         }
     }
@@ -140,7 +140,7 @@ private:
 
     // The scores and the softmax of the first tile, without an overlapping P V.
     __device__ __forceinline__ void begin_first_work_tile(State& c) const {
-        c.unwritten_slot = kNothingToWrite;
+        c.pending_output = kNothingToWrite;
         begin_work_tile(c);
         issue_scores(c);
         const TileInfo tile_info = tile_info_of(c);
@@ -156,7 +156,7 @@ private:
     // The alternative to begin_first_work_tile(): begins as if the previous work tile had P = 0. This executes less code that is
     // not yet in the instruction cache.
     __device__ __forceinline__ void begin_with_zero_probabilities(State& c) const {
-        c.unwritten_slot = kNoProbabilities;
+        c.pending_output = kNoProbabilities;
         c.slot = Storage::previous_slot(c.slot);
         c.last = true;
 #pragma unroll
@@ -170,7 +170,7 @@ private:
     // kBetween: between work tiles. `first`: the scores are the first of a work tile.
     template <bool kBetween>
     __device__ __forceinline__ void step(State& c, bool first) const {
-        const bool no_probabilities = kBetween && !kSeparateFirstTile && c.unwritten_slot == kNoProbabilities;
+        const bool no_probabilities = kBetween && !kSeparateFirstTile && c.pending_output == kNoProbabilities;
         if constexpr (!kBlockMask) --c.tile;
         if (kBetween && first) begin_work_tile(c);
         wgmma_fence_operand(c.s);
@@ -207,16 +207,16 @@ private:
         release_v(c);
         finish_softmax(c, Storage::previous_slot(c.slot));
         add_long_sums(c);
-        if (c.unwritten_slot >= 0) write_rows(c);
+        if (c.pending_output >= 0) write_rows(c);
     }
     __device__ __forceinline__ void finish_softmax(State& c, int slot) const {
         if (kLongSums && context.params.long_sums) long_sums().finish(0, c.softmax.sum, c.softmax.kept_maximum);
         const bool writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
         c.softmax.clear();
-        c.unwritten_slot = writes ? slot : kNothingToWrite;
+        c.pending_output = writes ? slot : kNothingToWrite;
     }
     __device__ __forceinline__ void write_rows(State& c) const {
-        epilogue.write_rows(c.o, c.inverse, context.storage.work_tiles[c.unwritten_slot], c.thread);
+        epilogue.write_rows(c.o, c.inverse, context.storage.work_tiles[c.pending_output], c.thread);
     }
 
     __device__ __forceinline__ LongSums<Traits::kConsumerWarps * 32, 1, Traits::kHeadDimV / 8> long_sums() const {
@@ -246,10 +246,10 @@ private:
     // a product here, the compiler would add a wait for the previous product.
     template <bool kBetween>
     __device__ __forceinline__ void issue_values(State& c) const {
-        const bool first = kBetween && c.unwritten_slot != kAccumulating,
-                   no_probabilities = kBetween && !kSeparateFirstTile && c.unwritten_slot == kNoProbabilities;
-        if (kBetween && c.unwritten_slot >= 0) write_rows(c);
-        if (kBetween) c.unwritten_slot = no_probabilities ? kNothingToWrite : kAccumulating;
+        const bool first = kBetween && c.pending_output != kAccumulating,
+                   no_probabilities = kBetween && !kSeparateFirstTile && c.pending_output == kNoProbabilities;
+        if (kBetween && c.pending_output >= 0) write_rows(c);
+        if (kBetween) c.pending_output = no_probabilities ? kNothingToWrite : kAccumulating;
         c.v.wait_full();
         const uint32_t v = context.tiles.v(c.v.stage);
         wgmma_fence();

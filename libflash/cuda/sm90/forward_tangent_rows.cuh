@@ -69,7 +69,7 @@ private:
     // Of a row: the factor of its sums, mu - pivot, and what is written.
     struct Factors {
         float inverse, below, lse, mu;
-        bool counts;  // the row is used and sees a key or a sink
+        bool sees_keys;  // the row is used and sees a key or a sink
     };
 
     // dout . out, and tdout . out + dout . tout: this lane's parts, or those of the row.
@@ -94,8 +94,8 @@ private:
             mean = mean * factor + (of_sink > 0.0f ? of_sink * (tsink - softmax.pivot[r]) : 0.0f);
             kept = largest;
         }
-        const bool counts = row(r) < work_tile.q_rows.length && (kFused ? sum != 0.0f : kept != INFINITY);
-        if (!counts) return {0.0f, 0.0f, -INFINITY, 0.0f, false};
+        const bool sees_keys = row(r) < work_tile.q_rows.length && (kFused ? sum != 0.0f : kept != INFINITY);
+        if (!sees_keys) return {0.0f, 0.0f, -INFINITY, 0.0f, false};
         const float below = __fdividef(mean, sum);
         return {__fdividef(factor, sum), below, (kept + __log2f(sum)) * kLn2, softmax.pivot[r] + below, true};
     }
@@ -108,21 +108,21 @@ private:
         for (int first = 0; first < kPairs; first += kPart) {
             __syncwarp();  // keeps the compiler from loading more at once than it has registers
             Words out, d{}, td{};
-            if constexpr (!kFused) load_channels(params.out, f.counts, r, first, out);
-            if (wants_delta) load_channels(params.dout, f.counts, r, first, d);
-            if (wants_delta) load_channels(params.tdout, f.counts, r, first, td);
+            if constexpr (!kFused) load_channels(params.out, f.sees_keys, r, first, out);
+            if (wants_delta) load_channels(params.dout, f.sees_keys, r, first, d);
+            if (wants_delta) load_channels(params.tdout, f.sees_keys, r, first, td);
 #pragma unroll
             for (int n = 0; n < kPart; ++n) {
                 const int at = 4 * (first + n) + 2 * r;
                 float2 x;
                 if constexpr (kFused) {
-                    x = f.counts ? make_float2(o[at] * f.inverse, o[at + 1] * f.inverse) : make_float2(0.0f, 0.0f);
+                    x = f.sees_keys ? make_float2(o[at] * f.inverse, o[at + 1] * f.inverse) : make_float2(0.0f, 0.0f);
                     o[at] = x.x, o[at + 1] = x.y;
                 } else {
                     x = pair_of(out[n]);
                 }
-                to[at] = f.counts ? fmaf(-f.below, x.x, to[at] * f.inverse) : 0.0f;
-                to[at + 1] = f.counts ? fmaf(-f.below, x.y, to[at + 1] * f.inverse) : 0.0f;
+                to[at] = f.sees_keys ? fmaf(-f.below, x.x, to[at] * f.inverse) : 0.0f;
+                to[at + 1] = f.sees_keys ? fmaf(-f.below, x.y, to[at + 1] * f.inverse) : 0.0f;
                 if (!wants_delta) continue;
                 const float2 y = pair_of(d[n]), ty = pair_of(td[n]);
                 dots.delta = fmaf(y.x, x.x, fmaf(y.y, x.y, dots.delta));
@@ -136,12 +136,12 @@ private:
     static constexpr int kPairs = kSums / 4, kPart = kPairs < 16 ? kPairs : 16;
     using Words = uint32_t[kPart];
     __device__ static __forceinline__ float2 pair_of(uint32_t word) { return make_float2(low_of(word, T()), high_of(word, T())); }
-    // The part that begins with column 8 * first_pair; zeros without `counts` or without the tensor. In vectors of 16 bytes, all
-    // of which are loaded at once; then lanes exchange words as in write_channels().
-    __device__ __forceinline__ void load_channels(const RowsParams& rows, bool counts, int r, int first_pair,
+    // The part that begins with column 8 * first_pair; zeros without `sees_keys` or without the tensor. In vectors of 16 bytes,
+    // all of which are loaded at once; then lanes exchange words as in write_channels().
+    __device__ __forceinline__ void load_channels(const RowsParams& rows, bool sees_keys, int r, int first_pair,
                                                   Words& words) const {
         const uint16_t* const part = static_cast<const uint16_t*>(rows.data) + offset_of(rows, row(r)) + 8 * first_pair;
-        const int channels = (counts && rows.data ? params.head_dim_v : 0) - 8 * first_pair;
+        const int channels = (sees_keys && rows.data ? params.head_dim_v : 0) - 8 * first_pair;
         if (params.vector_rows) {
 #pragma unroll
             for (int n = 0; n < kPart; n += 4) {
@@ -168,7 +168,7 @@ private:
 
     // `dot` minus the number of `less`, if it is given.
     __device__ __forceinline__ float difference(const Factors& f, float dot, const RowStatisticsParams& less, int r) const {
-        return !f.counts ? 0.0f : less.data ? dot - *address_of(less, r) : dot;
+        return !f.sees_keys ? 0.0f : less.data ? dot - *address_of(less, r) : dot;
     }
     __device__ __forceinline__ void write_statistics(const Factors& f, const Dots& dots, int r) const {
         if (kFused && params.lse.data) *address_of(params.lse, r) = f.lse;

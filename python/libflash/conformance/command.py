@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"libflash conformance: --only {options.only}: no check has these words", file=sys.stderr)
         return 2
     start = time.monotonic()
-    outcomes = against_the_clock(target, items, start + options.seconds)
+    outcomes = run_until(target, items, start + options.seconds)
     made = record(target, options, outcomes, time.monotonic() - start)
     if options.json is not None:
         options.json.write_text(json.dumps(made, indent=1) + "\n")
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if made["failures"] else 0
 
 
-def against_the_clock(target: Target, items: list[Item], end: float) -> list[Outcome]:
+def run_until(target: Target, items: list[Item], end: float) -> list[Outcome]:
     """Run the items until the time `end`, in a shuffled order that is always the same: a run that ends early has some items of
     every group.
     """

@@ -89,7 +89,7 @@ struct Flash1Backward {
                                                  kHeadDim, hide_from_compiler(thread));
             QTile::template load_async<kThreads>(dout_smem(stage), rows_of<const T>(p.dout), stride(), query * kBlockM, p.seqlen,
                                                  kHeadDim, hide_from_compiler(thread));
-            load_facts(stage, query);
+            load_statistics(stage, query);
 #pragma unroll
             for (int i = 0; i < kQuads; ++i) {
                 const bool known = key > 0 && p.splits == 1 && exists(query, i / 2 % Sums::kPasses);
@@ -111,7 +111,7 @@ struct Flash1Backward {
         }
     }
     // statistics_pitch is a multiple of the tile's rows: reading past the last row is allowed.
-    __device__ __forceinline__ void load_facts(int stage, int query) const {
+    __device__ __forceinline__ void load_statistics(int stage, int query) const {
         constexpr int kCopies = kStatisticBytes / 16;
         if (thread >= 3 * kCopies) return;
         const float* statistics = thread < kCopies ? p.row_max : (thread < 2 * kCopies ? p.row_sum : p.delta);

@@ -21,8 +21,8 @@ struct Flash1Forward {
     using KvTile = SharedTile<kBlockN, kHeadDim>;
     using Sums = PartialSums<kBlockM, kWarps>;
     static constexpr int kQueriesAt = 2 * KvTile::kBytes, kSumsAt = kQueriesAt + 2 * QTile::kBytes,
-                         kFactsAt = kSumsAt + kChunks * Sums::kBytes;
-    static constexpr int kSharedBytes = kFactsAt + 2 * kWarps * kBlockM * 4;
+                         kStatisticsAt = kSumsAt + kChunks * Sums::kBytes;
+    static constexpr int kSharedBytes = kStatisticsAt + 2 * kWarps * kBlockM * 4;
 
     const Problem& p;
     char* shared;
@@ -51,7 +51,7 @@ struct Flash1Forward {
         return reinterpret_cast<float*>(shared + kSumsAt + chunk * Sums::kBytes);
     }
     // For each warp: maximum and sum of each row.
-    __device__ __forceinline__ float* warp_max() const { return reinterpret_cast<float*>(shared + kFactsAt); }
+    __device__ __forceinline__ float* warp_max() const { return reinterpret_cast<float*>(shared + kStatisticsAt); }
     __device__ __forceinline__ float* warp_sum() const { return warp_max() + kWarps * kBlockM; }
 
     __device__ __forceinline__ void load_keys(int key) const {
@@ -203,7 +203,7 @@ struct Flash1Forward {
                 store_sum(sum, query, i / 2, pass, i % 2, last);
             }
         }
-        store_facts(update, query);
+        store_statistics(update, query);
     }
 
     __device__ __forceinline__ void load_sums(float4 (&running)[Sums::kPasses][2], int query, int chunk, bool first) const {
@@ -228,7 +228,7 @@ struct Flash1Forward {
         }
     }
 
-    __device__ __forceinline__ void store_facts(const Update (&update)[Sums::kPasses], int query) const {
+    __device__ __forceinline__ void store_statistics(const Update (&update)[Sums::kPasses], int query) const {
 #pragma unroll
         for (int pass = 0; pass < Sums::kPasses; ++pass) {
             const int row = query * kBlockM + Sums::row_of(pass, thread);

@@ -46,9 +46,9 @@ struct Problem {
             if (!sees(row, j)) continue;
             s[j] = scale * dot(&q[at(row, head)], &k[size_t{static_cast<size_t>(j)} * kDim]);
             if (!rare) continue;
-            const double bent = std::tanh(s[j] / cap);
-            slope[j] = 1 - bent * bent;
-            s[j] = cap * bent + bias[(head * kRows + row) * kKeys + j];
+            const double tanh_z = std::tanh(s[j] / cap);
+            slope[j] = 1 - tanh_z * tanh_z;
+            s[j] = cap * tanh_z + bias[(head * kRows + row) * kKeys + j];
         }
     }
 
@@ -158,6 +158,8 @@ bool near(const char* name, const std::vector<Number>& got, const std::vector<do
 }
 
 int main(int, char** argv) {
+    late_copies = true;
+    emulation::set_disorder(1);
     const double size = std::atof(argv[1]);
     Problem p(static_cast<float>(size), std::atoi(argv[2]) != 0);
     for (int head = 0; head < kHeads; ++head)

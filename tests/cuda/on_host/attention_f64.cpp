@@ -50,8 +50,8 @@ struct Statistics {
     }
     void solve_row(const Problem& p, int b, int h, int i) {
         const size_t at = p.lse_at(b, h, i);
-        Exact s(p.used_k[b]), bent(s);
-        p.score(b, h, i, s, bent);
+        Exact s(p.used_k[b]), tanh_z(s);
+        p.score(b, h, i, s, tanh_z);
         if (p.rare) s.push_back(p.sink[h]);
         for (Real x : s)
             if (const Real gap = x - p.exact_lse[at], share = std::exp(gap); share > 0) exact_entropy[at] -= share * gap;
@@ -134,6 +134,7 @@ void backward(Problem& p, Call& call) {
 
 int main(int, char** argv) {
     late_copies = true;
+    emulation::set_disorder(1);
     Problem p(std::atoi(argv[1]), std::atof(argv[2]));
     p.solve();
     std::vector<Call> calls;

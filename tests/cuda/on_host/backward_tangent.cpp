@@ -51,11 +51,11 @@ struct Problem : TangentProblem {
         Score made{scale * dot(x, y, kDim), 0, 1, 0};
         made.ts = scale * (dot(&tq[at(row, head, kDim)], y, kDim) + dot(x, &tk[size_t(j) * kDim], kDim));
         if (!rare) return made;
-        const double bent = std::tanh(made.s / cap);
-        made.g = 1 - bent * bent;
-        made.tg = -2 * bent * made.g * made.ts / cap;
+        const double tanh_z = std::tanh(made.s / cap);
+        made.g = 1 - tanh_z * tanh_z;
+        made.tg = -2 * tanh_z * made.g * made.ts / cap;
         made.ts = made.ts * made.g + tbias[(head * kRows + row) * kKeys + j];
-        made.s = cap * bent - slopes[head] * std::abs(row + kKeys - kUsed - j) + bias[(head * kRows + row) * kKeys + j];
+        made.s = cap * tanh_z - slopes[head] * std::abs(row + kKeys - kUsed - j) + bias[(head * kRows + row) * kKeys + j];
         return made;
     }
 
@@ -127,7 +127,7 @@ void use_rare_options(BackwardTangentParams& params, Problem& p) {
 }
 
 // A launch for the tangent of dbias alone, after the statistics of the rows are there.
-bool makes_bias(const Problem& p, BackwardTangentParams params, int heads, int rows, int keys) {
+bool computes_dbias(const Problem& p, BackwardTangentParams params, int heads, int rows, int keys) {
     std::vector<float> made(size_t(heads) * rows * keys, NAN);
     std::vector<double> exact(made.size());
     for (size_t i = 0; i < p.ds64.size(); ++i) {
@@ -143,8 +143,8 @@ bool makes_bias(const Problem& p, BackwardTangentParams params, int heads, int r
     return near("tdbias", made, exact, kRounding);
 }
 bool makes_all_biases(const Problem& p, const BackwardTangentParams& params) {
-    return makes_bias(p, params, kHeads, kRows, kKeys) & makes_bias(p, params, 1, 1, kKeys) &
-           makes_bias(p, params, kHeads, kRows, 1);
+    return computes_dbias(p, params, kHeads, kRows, kKeys) & computes_dbias(p, params, 1, 1, kKeys) &
+           computes_dbias(p, params, kHeads, kRows, 1);
 }
 
 // Returns false if a tangent of dbias is wrong.
@@ -201,6 +201,8 @@ bool run(Problem& p) {
 }
 
 int main(int, char** argv) {
+    late_copies = true;
+    emulation::set_disorder(1);
     const double size = std::atof(argv[1]);
     Problem p(static_cast<float>(size), static_cast<float>(std::atof(argv[2])), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
     for (int head = 0; head < kHeads; ++head)

@@ -99,7 +99,7 @@ struct Problem {
         if (p.splits > 1) plan.combine = launch(DecodeStep::combine, int64_t{kBatch} * kHeads * rows);
         if (!append || appends_inside()) return plan;
         plan.append_rows = kBatch * news * kHeadsK;
-        plan.append_slots = kDim / 2;
+        plan.append_threads_per_row = kDim / 2;
         plan.append =
             launch(DecodeStep::append, ceil_div(plan.append_rows + int64_t{kBatch} * rows * kHeads, kAppendThreads * 2 / kDim));
         return plan;

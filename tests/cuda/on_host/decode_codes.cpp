@@ -167,7 +167,7 @@ struct Problem {
         if (news > 0 && !inside) {
             plan.appended_codes = kBatch * news * kHeadsK;
             plan.append_codes = launch(DecodeStep::append_codes, ceil_div(2 * plan.appended_codes, kAppendThreads / 32));
-            plan.append_slots = kDim / 2;
+            plan.append_threads_per_row = kDim / 2;
             plan.append = launch(DecodeStep::append, ceil_div(int64_t{kBatch} * rows * kHeads, kAppendThreads * 2 / kDim));
         }
         std::memset(emulation::shared_memory, 0xff, sizeof emulation::shared_memory);  // NaN

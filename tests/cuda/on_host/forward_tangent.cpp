@@ -49,9 +49,9 @@ struct Problem : TangentProblem {
             s[j] = scale * dot(x, y, kDim);
             ts[j] = scale * (dot(&tq[at(row, head, kDim)], y, kDim) + dot(x, &tk[size_t(j) * kDim], kDim));
             if (!rare) continue;
-            const double bent = std::tanh(s[j] / cap);
-            ts[j] = ts[j] * (1 - bent * bent) + tbias[(head * kRows + row) * kKeys + j];
-            s[j] = cap * bent - slopes[head] * std::abs(row + kKeys - kUsed - j) + bias[(head * kRows + row) * kKeys + j];
+            const double tanh_z = std::tanh(s[j] / cap);
+            ts[j] = ts[j] * (1 - tanh_z * tanh_z) + tbias[(head * kRows + row) * kKeys + j];
+            s[j] = cap * tanh_z - slopes[head] * std::abs(row + kKeys - kUsed - j) + bias[(head * kRows + row) * kKeys + j];
         }
     }
 
@@ -135,6 +135,7 @@ void run(Problem& p) {
 
 int main(int, char** argv) {
     late_copies = true;
+    emulation::set_disorder(1);
     const double size = std::atof(argv[1]);
     Problem p(static_cast<float>(size), static_cast<float>(std::atof(argv[2])), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
     p.without_keys = std::atoi(argv[5]) != 0;

@@ -139,7 +139,7 @@ struct Problem {
     }
 
     struct Row {
-        bool counts;
+        bool sees_keys;
         double lse, mu, delta, tdelta;
         std::vector<double> out, tout;
     };
@@ -150,7 +150,7 @@ struct Problem {
         Row row{i < queries.length[b], -INFINITY, 0, 0, 0, std::vector<double>(dim_v), std::vector<double>(dim_v)};
         std::vector<double> s(length_k, -INFINITY), ts(length_k, 0);
         double largest = c.sink ? double{sink[h]} : -INFINITY;
-        for (int j = 0; row.counts && j < length_k; ++j) {
+        for (int j = 0; row.sees_keys && j < length_k; ++j) {
             const int64_t ahead = int64_t{j} - i - shift;
             if (ahead > c.right || -ahead > c.left) continue;
             s[j] = scale * dot(&q[at * dim], &k[key(j) * dim], dim);
@@ -158,8 +158,8 @@ struct Problem {
             if (c.given & 2) ts[j] += scale * dot(&q[at * dim], &tk[key(j) * dim], dim);
             largest = std::max(largest, s[j]);
         }
-        if (largest == -INFINITY) row.counts = false;
-        if (!row.counts) return row;
+        if (largest == -INFINITY) row.sees_keys = false;
+        if (!row.sees_keys) return row;
         double sum = c.sink ? std::exp(sink[h] - largest) : 0;
         for (int j = 0; j < length_k; ++j) sum += std::exp(s[j] - largest);
         row.lse = largest + std::log(sum);
@@ -204,12 +204,12 @@ bool check(const Case& c) {
     p.for_checked_rows([&](const Problem::Row& exact, size_t row, int h) {
         const size_t first = (row * c.heads_q + h) * c.head_dim_v, at = number(row, h);
         for (int x = 0; x < c.head_dim_v; ++x) {
-            zeros &= exact.counts || (wide(p.tout[first + x]) == 0 && wide(p.out[first + x]) == 0);
+            zeros &= exact.sees_keys || (wide(p.tout[first + x]) == 0 && wide(p.out[first + x]) == 0);
             out.add(wide(p.out[first + x]), exact.out[x]), tout.add(wide(p.tout[first + x]), exact.tout[x]);
         }
-        zeros &=
-            exact.counts || (p.lse[at] == -INFINITY && p.tlse[at] == 0 && (!c.delta || (p.delta[at] == 0 && p.tdelta[at] == 0)));
-        if (!exact.counts) return;
+        zeros &= exact.sees_keys ||
+                 (p.lse[at] == -INFINITY && p.tlse[at] == 0 && (!c.delta || (p.delta[at] == 0 && p.tdelta[at] == 0)));
+        if (!exact.sees_keys) return;
         lse.add(p.lse[at], exact.lse), mu.add(p.tlse[at], exact.mu);
         if (c.delta) delta.add(p.delta[at], exact.delta), tdelta.add(p.tdelta[at], exact.tdelta);
     });

@@ -89,8 +89,8 @@ struct Problem {
         double sum = rare ? std::exp(double{sink[head]}) : 0, delta = 0;
         for (int j = std::max(0, kFirstRow + row - kLeft); j <= kFirstRow + row; ++j) {
             s[j] = scale * dot(&q[at], &k[size_t{static_cast<size_t>(j)} * kDim]);
-            const double bent = std::tanh(s[j] / kCap);
-            if (rare) slope[j] = 1 - bent * bent, s[j] = kCap * bent;
+            const double tanh_z = std::tanh(s[j] / kCap);
+            if (rare) slope[j] = 1 - tanh_z * tanh_z, s[j] = kCap * tanh_z;
             sum += std::exp(s[j]);
         }
         const double log_sum = lse64[row * kHeads + head] = std::log(sum), factor = rare ? 1 / (1 - kDrop) : 1;

@@ -113,14 +113,14 @@ struct Problem {
     const double* value(int b, int h, int j) const { return &v[(key_at(b, j) * kKeyHeads + h / kGroup) * kDimV]; }
 
     // Scores of a row, and tanh(z / cap) of each.
-    void score(int b, int h, int i, Exact& s, Exact& bent) const {
+    void score(int b, int h, int i, Exact& s, Exact& tanh_z) const {
         for (int j = 0; j < used_k[b]; ++j) {
-            s[j] = -INFINITY, bent[j] = 0;
+            s[j] = -INFINITY, tanh_z[j] = 0;
             if (!sees(b, h, i, j)) continue;
             s[j] = scale * dot(&q[(row_at(b, i) * kHeads + h) * kDim], key(b, h, j), kDim);
             if (!rare) continue;
-            bent[j] = std::tanh(s[j] / cap);
-            s[j] = cap * bent[j];
+            tanh_z[j] = std::tanh(s[j] / cap);
+            s[j] = cap * tanh_z[j];
             if (!parted) s[j] += bias[score_at(h, i, j)] - slopes[h] * std::fabs(position(b, i) - j);
         }
     }
@@ -131,8 +131,8 @@ struct Problem {
                 for (int i = 0; i < used_q[b]; ++i) solve_row(b, h, i);
     }
     void solve_row(int b, int h, int i) {
-        Exact s(used_k[b]), bent(used_k[b]);
-        score(b, h, i, s, bent);
+        Exact s(used_k[b]), tanh_z(used_k[b]);
+        score(b, h, i, s, tanh_z);
         Real sum = rare ? std::exp(Real{sink[h]}) : 0, of_out = 0;
         for (Real x : s) sum += std::exp(x);
         if (sum == 0) return;
@@ -151,7 +151,7 @@ struct Problem {
         for (int j = 0; j < used_k[b]; ++j) {
             if (p[j] == 0) continue;
             const Real ds = p[j] * (keep[j] * dot(&dout[row * kDimV], value(b, h, j), kDimV) - of_out),
-                       dz = ds * (1 - bent[j] * bent[j]) * scale;
+                       dz = ds * (1 - tanh_z[j] * tanh_z[j]) * scale;
             exact_dbias[score_at(h, i, j)] += ds;
             const size_t key_row = key_at(b, j) * kKeyHeads + h / kGroup;
             for (int c = 0; c < kDim; ++c) exact_dq[row * kDim + c] += dz * k[key_row * kDim + c];

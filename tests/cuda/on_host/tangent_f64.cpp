@@ -49,15 +49,15 @@ struct TangentProblem : Problem {
     void solve_row(int b, int h, int i) {
         const size_t row = row_at(b, i) * kHeads + h, of_row = lse_at(b, h, i);
         const int keys = used_k[b];
-        Exact s(keys), bent(keys), p(keys), keep(keys), tz(keys), ts(keys);
-        score(b, h, i, s, bent);
+        Exact s(keys), tanh_z(keys), p(keys), keep(keys), tz(keys), ts(keys);
+        score(b, h, i, s, tanh_z);
         const Real p0 = rare ? std::exp(sink[h] - exact_lse[of_row]) : 0;
         Real mu = p0 * tsink[h];
         for (int j = 0; j < keys; ++j) {
             p[j] = std::exp(s[j] - exact_lse[of_row]), keep[j] = keeps(b, h, i, j) ? keep_factor() : 0;
             const size_t key = key_at(b, j) * kKeyHeads + h / kGroup;
             tz[j] = scale * (dot(&tq[row * kDim], &k[key * kDim], kDim) + dot(&q[row * kDim], &tk[key * kDim], kDim));
-            ts[j] = (1 - bent[j] * bent[j]) * tz[j] + (rare ? tbias[score_at(h, i, j)] : 0);
+            ts[j] = (1 - tanh_z[j] * tanh_z[j]) * tz[j] + (rare ? tbias[score_at(h, i, j)] : 0);
             mu += p[j] * ts[j];
         }
         exact_tlse[of_row] = mu;
@@ -79,12 +79,12 @@ struct TangentProblem : Problem {
         for (int j = 0; j < keys; ++j) {
             if (p[j] == 0) continue;
             const size_t key = key_at(b, j) * kKeyHeads + h / kGroup;
-            const Real slope = 1 - bent[j] * bent[j];
+            const Real slope = 1 - tanh_z[j] * tanh_z[j];
             const Real dp = keep[j] * dot(&dout[row * kDimV], &v[key * kDimV], kDimV);
             const Real tdp =
                 keep[j] * (dot(&tdout[row * kDimV], &v[key * kDimV], kDimV) + dot(&dout[row * kDimV], &tv[key * kDimV], kDimV));
             exact_tds[b * bias.size() + score_at(h, i, j)] = p[j] * ((ts[j] - mu) * (dp - delta) + tdp - more);
-            const Real x = slope * (dp - delta), y = slope * (tdp - more) - 2 * bent[j] * tz[j] / cap * x;
+            const Real x = slope * (dp - delta), y = slope * (tdp - more) - 2 * tanh_z[j] * tz[j] / cap * x;
             const Real dz = scale * p[j] * x, tdz = scale * p[j] * ((ts[j] - mu) * x + y);
             for (int c = 0; c < kDim; ++c) {
                 exact_tdq[row * kDim + c] += tdz * k[key * kDim + c] + dz * tk[key * kDim + c];
@@ -127,7 +127,7 @@ LaunchShape shape_of(BackwardTangentStep step, int64_t blocks) {
 }
 
 // A launch for the tangent of dbias alone, after the statistics of the rows are there.
-bool makes_bias(const TangentProblem& p, BackwardTangentParams params, int batch, int heads, int rows, int keys) {
+bool computes_dbias(const TangentProblem& p, BackwardTangentParams params, int batch, int heads, int rows, int keys) {
     Numbers made(size_t(batch) * heads * rows * keys, NAN);
     Exact exact(made.size(), 0);
     for (size_t i = 0; i < p.exact_tds.size(); ++i) {
@@ -144,7 +144,7 @@ bool makes_bias(const TangentProblem& p, BackwardTangentParams params, int batch
     return near("tdbias", made, exact, rows > 1 ? 0x1p-46 : kSumsOfRows);
 }
 bool makes_all_biases(const TangentProblem& p, const BackwardTangentParams& params) {
-    return makes_bias(p, params, 1, kHeads, 2 * kRows, 2 * kKeys) & makes_bias(p, params, kBatch, 1, 1, 1);
+    return computes_dbias(p, params, 1, kHeads, 2 * kRows, 2 * kKeys) & computes_dbias(p, params, kBatch, 1, 1, 1);
 }
 
 // Returns false if a tangent of dbias is wrong.
