@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
     config.addinivalue_line("markers", "early: takes long; runs before the others, so that no processor waits for it at the end")
+    one_gpu_of(os.environ.get("LIBFLASH_TEST_GPUS", ""), os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
+
+
+def one_gpu_of(gpus: str, worker: str) -> None:
+    """Let this process, with the name that pytest-xdist gave it, see one of the GPUs ("0,3"; "": all that it sees now)."""
+    if gpus:
+        names = gpus.split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[int(worker.removeprefix("gw")) % len(names)]
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

@@ -13,10 +13,10 @@ racecheck (libflash/cuda/sm90/pipeline.cuh says why):
     pip install --no-deps --target DIR . -C cmake.define.LIBFLASH_RACECHECK=ON
 
 Each stage has its time limit; one that fails is recorded and the next one runs. One GPU takes longer than all stages may take
-together: call it twice, --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. The lanes of CHECKS share
-a GPU and run at the same time; with four GPUs each lane has its own. The stages of TIMED have a GPU to themselves: the second one
-at the same time as the others, or, with one GPU, the same one after all others. The stages that need several GPUs are the last
-ones. The exit code is 0 if every stage that ran passed. Logs go to build/evidence.
+together: call it twice, --only tests repeats sanitizer, then --only benchmark decode shapes accuracy. The lanes of CHECKS share
+a GPU and run at the same time; with four GPUs the tests have two of them. The stages of TIMED have a GPU to themselves: the
+second one at the same time as the others, or, with one GPU, the same one after all others. The stages that need several GPUs are
+the last ones. The exit code is 0 if every stage that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ from limited import Done, run_limited
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
-LIMITS = {"tests": 480, "accuracy": 200, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
-LIMITS |= {"context": 320, "context_all": 330}
+LIMITS = {"tests": 480, "accuracy": 300, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
+LIMITS |= {"context": 320, "context_all": 420}
 QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
 QUICK_LIMITS |= {"context": 150, "context_all": 100}
-# Lanes. Accuracy follows the tests: its exact results need their processors.
-CHECKS = (("tests", "accuracy"), ("sanitizer",), ("repeats",))
+CHECKS = (("tests",), ("sanitizer",), ("repeats",))  # lanes
 TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
+AFTER_TIMED = ("accuracy",)  # follows them, on the same GPU: the tests take longer than these stages
 TOTAL = 540  # limit of all stages together
-MOST_WORKERS = 22  # processes of the tests, on a GPU that they share with the sanitizer and the repeats
-MOST_WORKERS_ALONE = 30  # with more, tests run out of memory on a GPU with 80 GB
+MOST_WORKERS = 22  # processes of the tests on a GPU. With 40, tests run out of memory on a GPU with 80 GB
 # NumPy's threads in stages that run beside others. Exact results are products of small matrices; threads that wait for a
 # processor make these many times slower.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -85,23 +84,25 @@ class Run:
         quick: bool,
         logs: pathlib.Path,
         arch: int,
-        gpu: int | None = None,
+        lane_gpus: tuple[int, ...] | None = None,
         gpus: int = 1,
         quiet: threading.Event | None = None,
         end: float | None = None,
         racecheck_build: pathlib.Path | None = None,
     ) -> None:
-        """`gpu`: the only GPU that the stages see; None: all. `gpus`: of the machine. `quiet`: set when no later stage needs the
-        machine alone. `end`: of all stages, by time.monotonic(); None: TOTAL from now. `racecheck_build`: the folder of the
+        """`lane_gpus`: the GPUs that the stages see; None: all. `gpus`: of the machine. `quiet`: set when no later stage needs
+        the machine alone. `end`: of all stages, by time.monotonic(); None: TOTAL from now. `racecheck_build`: the folder of the
         library for racecheck; None: the installed one.
         """
         self.racecheck_build = racecheck_build
         self.quiet = quiet or threading.Event()
         self.quick, self.logs, self.arch, self.gpus = quick, logs, arch, gpus
         self.environment = {**os.environ}
-        if gpu is not None:
+        self.spread = len(lane_gpus or ()) > 1
+        if lane_gpus is not None:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # may be set already
-            self.environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+            names = visible.split(",") if visible else [str(gpu) for gpu in range(gpus)]
+            self.environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in lane_gpus)
         self.end = self.stage_end = end or time.monotonic() + TOTAL
 
     def begin(self, stage: str) -> None:
@@ -127,7 +128,8 @@ class Run:
 def tests(run: Run) -> tuple[str, str, dict]:
     """First the tests that measure time, alone; then the others, in parallel if xdist is installed."""
     codes, reports = [], []
-    most = MOST_WORKERS_ALONE if run.gpus >= 4 else MOST_WORKERS
+    shared_out = {"LIBFLASH_TEST_GPUS": run.environment["CUDA_VISIBLE_DEVICES"]} if run.spread else {}
+    most = MOST_WORKERS * (1 + run.spread)
     workers = min(most, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
     timed = [str(ROOT / "tests/cuda" / name) for name in WAITING]
     others = [str(ROOT / "tests/cuda"), *(f"--ignore={ROOT / 'tests/cuda' / name}" for name in WAITING + ON_HOST + ON_ALL)]
@@ -136,7 +138,7 @@ def tests(run: Run) -> tuple[str, str, dict]:
         report.unlink(missing_ok=True)
         command = ["-m", "pytest", "-q", "-p", "no:benchmark", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         # The workers share the processors, so each uses one thread.
-        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if workers > 1 else {}
+        environment = shared_out | ({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if workers > 1 else {})
         codes.append(run.program(f"tests-{name}", [*command, *arguments], **environment).code)
         reports += [report.read_text()] if report.exists() else []
         run.quiet.set()
@@ -253,8 +255,8 @@ STAGES = {
 }
 
 
-def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None]]]:
-    """Phases that run one after the other. Each is a list of lanes that run at the same time: stages, and the GPU that they see
+def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], tuple[int, ...] | None]]]:
+    """Phases that run one after the other. Each is a list of lanes that run at the same time: stages, and the GPUs that they see
     (None: all).
     """
 
@@ -263,9 +265,12 @@ def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None
 
     if gpus > 1:
         several = among(record.OF_SEVERAL[: 2 if gpus > 2 else 1])
-        where = (0, 2, 3) if gpus >= 4 else (0, 0, 0)
-        return [[*((among(lane), gpu) for lane, gpu in zip(CHECKS, where, strict=True)), (among(TIMED), 1)], [(several, None)]]
-    return [[(among(lane), None) for lane in CHECKS], [(among(TIMED), None)]]
+        where = ((0, 3), (2,), (2,)) if gpus >= 4 else ((0,), (0,), (0,))
+        return [
+            [*((among(lane), gpu) for lane, gpu in zip(CHECKS, where, strict=True)), (among(TIMED + AFTER_TIMED), (1,))],
+            [(several, None)],
+        ]
+    return [[(among(lane), None) for lane in CHECKS], [(among(TIMED + AFTER_TIMED), None)]]
 
 
 def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:
@@ -352,8 +357,8 @@ def collect(options: argparse.Namespace) -> int:
         with ThreadPoolExecutor(len(phase)) as pool:
             settings = {"gpus": gpus, "quiet": quiet, "end": end, "racecheck_build": options.racecheck_build}
             begun = [
-                pool.submit(collection.run_stages, names, Run(options.quick, options.logs, arch, gpu, **settings))
-                for names, gpu in phase
+                pool.submit(collection.run_stages, names, Run(options.quick, options.logs, arch, lane_gpus, **settings))
+                for names, lane_gpus in phase
             ]
             for lane in begun:
                 lane.result()

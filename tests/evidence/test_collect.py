@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import pathlib
 from collections.abc import Callable
 
@@ -85,24 +87,24 @@ def test_two_gpus_share_the_stages() -> None:
     names = list(collect.STAGES)
     lanes, both = collect.phases(names, 2)
     *checks, timed = lanes
-    assert checks == [(["tests", "accuracy"], 0), (["sanitizer"], 0), (["repeats"], 0)]
-    assert timed == (["benchmark", "decode", "shapes"], 1)  # one after the other
+    assert checks == [(["tests"], (0,)), (["sanitizer"], (0,)), (["repeats"], (0,))]
+    assert timed == (["benchmark", "decode", "shapes", "accuracy"], (1,))  # one after the other
     assert both == [(["context"], None)]
-    assert collect.phases(["tests"], 2) == [[(["tests"], 0), ([], 0), ([], 0), ([], 1)], [([], None)]]
+    assert collect.phases(["tests"], 2) == [[(["tests"], (0,)), ([], (0,)), ([], (0,)), ([], (1,))], [([], None)]]
 
 
-def test_four_gpus_have_a_lane_each() -> None:
+def test_of_four_gpus_the_tests_have_two() -> None:
     lanes, all_of_them = collect.phases(list(collect.STAGES), 4)
-    assert [gpu for _, gpu in lanes] == [0, 2, 3, 1]
-    assert lanes[-1] == (["benchmark", "decode", "shapes"], 1)
+    assert [gpus for _, gpus in lanes] == [(0, 3), (2,), (2,), (1,)]
+    assert lanes[-1] == (["benchmark", "decode", "shapes", "accuracy"], (1,))
     assert all_of_them == [(["context", "context_all"], None)]
 
 
 def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
     checks, timed = collect.phases(list(collect.STAGES), 1)
-    assert checks == [(["tests", "accuracy"], None), (["sanitizer"], None), (["repeats"], None)]
-    assert timed == [(["benchmark", "decode", "shapes"], None)]
-    assert collect.phases(["accuracy"], 1) == [[(["accuracy"], None), ([], None), ([], None)], [([], None)]]
+    assert checks == [(["tests"], None), (["sanitizer"], None), (["repeats"], None)]
+    assert timed == [(["benchmark", "decode", "shapes", "accuracy"], None)]
+    assert collect.phases(["accuracy"], 1) == [[([], None), ([], None), ([], None)], [(["accuracy"], None)]]
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -112,13 +114,36 @@ def test_every_stage_runs_once(gpus: int) -> None:
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("2,5", "5")])
-def test_a_lane_sees_one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, given: str | None, seen: str) -> None:
+def test_a_lane_sees_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, given: str | None, seen: str) -> None:
     """The second of the visible GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    run = collect.Run(quick=False, logs=tmp_path, arch=90, gpu=1)
+    run = collect.Run(quick=False, logs=tmp_path, arch=90, lane_gpus=(1,), gpus=2)
     assert run.program("seen", ["-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]).text == f"{seen}\n"
+
+
+@pytest.mark.parametrize(("lane_gpus", "gpus"), [((0, 3), "0,3"), ((0,), None)])
+def test_processes_of_the_tests_share_the_gpus_of_the_lane(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, lane_gpus: tuple[int, ...], gpus: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    given: dict[str, str] = {}
+    monkeypatch.setattr(
+        collect, "run_limited", lambda command, limit, log, environment: given.update(environment) or limited.Done(0, "", 0.1)
+    )
+    collect.tests(collect.Run(quick=False, logs=tmp_path, arch=90, lane_gpus=lane_gpus, gpus=4))
+    assert given.get("LIBFLASH_TEST_GPUS") == gpus
+
+
+@pytest.mark.parametrize(("gpus", "worker", "seen"), [("0,3", "gw0", "0"), ("0,3", "gw5", "3"), ("", "gw5", "7")])
+def test_a_process_of_the_tests_sees_one_gpu(monkeypatch: pytest.MonkeyPatch, gpus: str, worker: str, seen: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    spec = importlib.util.spec_from_file_location("conftest_of_tests", collect.ROOT / "tests/conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.one_gpu_of(gpus, worker)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
 def test_phases_have_one_end(tmp_path: pathlib.Path) -> None:
