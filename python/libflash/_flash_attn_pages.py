@@ -17,7 +17,7 @@ def gather_pages(
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(q, torch.Tensor):
         raise UnsupportedError("block_table together with dropout_p or seqused_q is for PyTorch tensors; gather the pages before")
-    from . import _torch_ops as ops
+    from ._torch_eager import eager
     from ._torch_options import require_tensors
 
     longest = lengths["max_seqlen_k"] or None  # 0 means unknown, as None does
@@ -28,7 +28,7 @@ def gather_pages(
     if longest is not None:
         block_table = block_table[:, : -(-longest // k.shape[1])]
     pages = block_table.long().clamp(0, k.shape[0] - 1)  # entries past a sequence's last page may have any value
-    if not q.is_cuda and ops.eager(seqused_k, block_table):
+    if not q.is_cuda and eager(seqused_k, block_table):
         check_gathered(seqused_k, block_table, k, longest, name)
     k, v = (x[pages].flatten(1, 2) for x in (k, v))
     others = {name: x for name, x in lengths.items() if name not in ("cu_seqlens_k", "max_seqlen_k")}

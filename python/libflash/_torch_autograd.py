@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from . import _core, _torch_kernels, _torch_tangents
 from ._errors import UnsupportedError
+from ._torch_eager import eager
 from ._torch_merge import as_lse, as_out, merge_of_operators
 
 Tensor = torch.Tensor
@@ -146,7 +147,7 @@ class Attention(_Function):  # type: ignore[misc]
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         options = dict(zip(ctx.names, tensors, strict=True), **ctx.numbers)
         options.pop("kernel_name", None)  # the option names a forward kernel
-        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[6:], strict=True) if needed}
+        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[6:], strict=True) if needed} if ctx.names else ()
         if dlse is not None:
             options["dlse"] = rows_contiguous(dlse)
         if "bias" in wanted:
@@ -155,19 +156,19 @@ class Attention(_Function):  # type: ignore[misc]
             options["need_dsink"] = True
         dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
         dq, dk, dv, dbias, dsink = run_backward(dout, q, k, v, out, lse, options)
+        if not wanted:
+            return None, None, None, dq, dk, dv, *[None] * len(ctx.names)
         given = {"bias": dbias, "learnable_sink": dsink}
         return None, None, None, dq, dk, dv, *(given[name] if name in wanted else None for name in ctx.names)
 
 
 def run_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: dict[str, Any]) -> Any:
-    from ._torch_ops import OPERATORS, eager
-
     batched = is_batched(dout) or (
         "dlse" in options and is_batched(options["dlse"])
     )  # torch.autograd.grad(is_grads_batched=True)
     if not torch.is_grad_enabled() and not batched and eager(dout, q, k, v, options.get("dlse")):
         return _core.call_as_operator(_torch_kernels.gradients, (dout, q, k, v, out, lse), options)
-    return OPERATORS["attention_backward"](dout, q, k, v, out, lse, **options)
+    return torch.ops.libflash.attention_backward.default(dout, q, k, v, out, lse, **options)
 
 
 def attention_backward(*tensors: Tensor, **options: Any) -> Any:

@@ -20,8 +20,13 @@ Tensor = torch.Tensor
 BLOCK_LISTS = ("row_counts", "row_indices", "col_counts", "col_indices")
 
 
+CONVERTED = frozenset(("row_counts", "rng_state", "seed", "offset", "kernel_name"))
+
+
 def library_options(options: dict[str, Any]) -> dict[str, Any]:
     """Convert the arguments of an operator to those of libflash.attention."""
+    if CONVERTED.isdisjoint(options):
+        return options
     if "row_counts" in options:
         options["block_mask"] = BlockMask(*(options.pop(name) for name in BLOCK_LISTS))
     if "rng_state" in options:
@@ -55,9 +60,7 @@ def lse_shape(q: Tensor, layout: str) -> tuple[int, ...]:
 
 
 def filled_results(q: Tensor, head_dim_v: int, options: dict[str, Any], dtype: torch.dtype | None = None) -> None:
-    """Adds results that are not given, if rows are packed: the library does not write rows that belong to no sequence."""
-    if "cu_seqlens_q" not in options:
-        return
+    """Adds results that are not given. `options` has cu_seqlens_q: the library does not write rows that belong to no sequence."""
     if options.get("out") is None:
         options["out"] = q.new_zeros((*q.shape[:-1], head_dim_v), dtype=dtype)
     if options.get("lse") is None:
@@ -67,7 +70,8 @@ def filled_results(q: Tensor, head_dim_v: int, options: dict[str, Any], dtype: t
 def attention(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
     """The library does not write packed rows that belong to no sequence. They are 0 here (lse: -inf), and so are their gradients,
     so that no uninitialized memory enters a gradient. The forward pass is always deterministic."""
-    filled_results(q, v.shape[-1], options)
+    if "cu_seqlens_q" in options:
+        filled_results(q, v.shape[-1], options)
     out, lse = _core.attention(q, k, v, return_lse=True, **library_options(options))
     return out, lse
 
@@ -106,7 +110,7 @@ def gradients(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """dq, dk, dv, dbias, dsink; None for what is not requested."""
-    dbias, dsink = optional_gradients(options, need_dbias, need_dsink)
+    dbias, dsink = optional_gradients(options, need_dbias, need_dsink) if need_dbias or need_dsink else (None, None)
     filled: dict[str, Any] = {}
     if "cu_seqlens_q" in options:
         filled["dq"] = q.new_zeros(q.shape)
@@ -207,7 +211,8 @@ def attention_backward_tangent(
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     channels = options.get("head_dim_v", 1) if v_cache is None else v_cache.shape[-1]
-    filled_results(q, channels, options, decode_type(q, options))
+    if "cu_seqlens_q" in options:
+        filled_results(q, channels, options, decode_type(q, options))
     out, lse = _core.decode(q, k_cache, v_cache, return_lse=True, **library_options(options))
     return out, lse
 

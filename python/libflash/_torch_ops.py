@@ -11,7 +11,6 @@ kernel is `kernel_name`, since PyTorch's compiler has an argument `kernel` of it
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 
 from . import _core, _torch_autograd, _torch_fake, _torch_kernels, _torch_tangents, _torch_vmap
 from ._option_list import operator_arguments
+from ._torch_eager import register_sharding
 
 Tensor = torch.Tensor
 
@@ -118,26 +118,5 @@ def register() -> dict[str, Any]:
 OPERATORS = register()
 
 
-def register_sharding() -> None:
-    """Register the rules for DTensors once PyTorch's module for them is imported. It is slow to import."""
-    if "torch.distributed.tensor" in sys.modules:
-        from . import _torch_sharding  # noqa: F401
-
-
 register_sharding()
 from . import _torch_flops  # noqa: E402, F401  (needs the operators)
-
-_profiling = torch._C._autograd._profiler_enabled
-_plain = (Tensor, torch.nn.Parameter)
-_unobserved = _core.torch_is_plain
-
-
-def eager(*tensors: Tensor | None) -> bool:
-    """True if the library can be called without an operator: plain tensors, no compiling, transform, mode, tracer or profiler."""
-    if torch.compiler.is_compiling():
-        return False
-    for x in tensors:
-        if type(x) not in _plain and x is not None:
-            register_sharding()
-            return False
-    return _unobserved() and not _profiling() and not (tensors[0] is not None and tensors[0].is_meta)

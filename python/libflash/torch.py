@@ -30,6 +30,7 @@ from ._torch_autograd import record, record_merge, refuse_gradients, requires_gr
 from ._torch_bias import CausalBias, causal_options
 from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._torch_context_decode import context_parallel_decode
+from ._torch_eager import eager
 from ._torch_options import direct_options, flag, given_options, integer, known_options, require_tensors, signed_as
 from ._torch_switch import Switch, disable, enable
 from ._torch_tangents import carries_tangent
@@ -118,7 +119,7 @@ def attention_with_pytorch(
         return attention_into(q, k, v, out, lse, return_lse, numbers, tensors, statistics)
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = autocast(q, k, v, tensors)
-    if not ops.eager(q, k, v, *tensors.values()):
+    if not eager(q, k, v, *tensors.values()):
         result = ops.OPERATORS["attention"](q, k, v, **numbers, **tensors)
     elif torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient(tensors.values())
@@ -138,7 +139,7 @@ def run_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
 def check_statistics(statistics: dict[str, Tensor], others: Iterable[Any]) -> None:
     """Refuse statistics, which the call itself writes, in traces, which would miss the writes, and with derivatives."""
     for name, x in statistics.items():
-        if torch.compiler.is_compiling() or not ops.eager(x, *others) or carries_tangent((x, *others)):
+        if torch.compiler.is_compiling() or not eager(x, *others) or carries_tangent((x, *others)):
             raise UnsupportedError(
                 f"{name} cannot be given inside torch.compile, torch.export, torch.func and forward-mode AD, nor with DTensors "
                 "and other subclasses of Tensor; call attention without it there, and once more with it under torch.no_grad()"
@@ -159,7 +160,7 @@ def attention_into(
         )
     if lse is None and return_lse:
         lse = q.new_empty(kernels.lse_shape(q, str(numbers.get("layout", "bshd"))), dtype=kernels.lse_type(q))
-    if ops.eager(q, k, v, out, lse, *tensors.values()):
+    if eager(q, k, v, out, lse, *tensors.values()):
         _core.call_as_operator(kernels.attention_out, (q, k, v, out, lse), numbers | tensors | statistics)
     else:
         ops.OPERATORS["attention_out"](q, k, v, out, lse, **numbers, **tensors)
@@ -265,7 +266,7 @@ def decode_with_pytorch(
         if parts := written_parts(tensors):
             name, inputs = "decode_append_parts", (*inputs, *(parts.get(x) for x in WRITTEN_PARTS), k_rope)
     given = numbers | tensors
-    if ops.eager(*inputs, out, lse, *tensors.values()):
+    if eager(*inputs, out, lse, *tensors.values()):
         run = getattr(kernels, name)
         if out is not None or lse is not None:
             given |= {"out": out, "lse": lse}
@@ -339,7 +340,7 @@ def cache_write(
         "cache_write",
         {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "k_rope_cache": k_rope_cache, **rows, **options},
     )
-    if ops.eager(*inputs, *(x for x in options.values() if isinstance(x, Tensor))):
+    if eager(*inputs, *(x for x in options.values() if isinstance(x, Tensor))):
         _core.call_as_operator(kernels.cache_write, inputs, options)
     else:
         ops.OPERATORS["cache_write"](*inputs, **options)
@@ -439,7 +440,7 @@ def merge(
         raise InvalidError(
             "out and lse cannot be given for tensors that require a gradient; leave them out, or call under torch.no_grad()"
         )
-    if not ops.eager(*outs, *lses, out, lse):
+    if not eager(*outs, *lses, out, lse):
         result = written_to(out, lse, ops.OPERATORS["merge"](list(outs), list(lses), **options))
     elif records:
         result = record_merge(run_merge, outs, lses, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conformance_targets import AcceptsBadInput, Emulated, Fragile, Leaking, LimitedTarget, ChangesBits, TopLeft
+from conformance_targets import AcceptsBadInput, ChangesBits, Emulated, Fragile, Leaking, LimitedTarget, TopLeft
 from defects import DEFECTS
 from emulator import Emulator
 from libflash.conformance.items import chosen
