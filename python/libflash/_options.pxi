@@ -71,6 +71,8 @@ cdef double number(object x, str name) except? -1:
 cdef int64_t integer(object x, str name) except? -1:
     cdef int overflow = 0
     cdef int64_t value
+    if x is _zero:
+        return 0
     if type(x) is not int:
         x = index_of(x, name)
     value = PyLong_AsLongLongAndOverflow(x, &overflow)
