@@ -82,7 +82,8 @@ def test_mean_flow(tmp_path: pathlib.Path) -> None:
 
 def test_training_with_bfloat16_weights_and_rotary_embedding(tmp_path: pathlib.Path) -> None:
     options = ["--dtype", "bfloat16", "--positions", "rotary", "--context", 64, "--tokens", 128, "--steps", 12]
-    run("train_gpt.py", *options, "--json", tmp_path / "train.json")
+    said = run("train_gpt.py", *options, "--head-dim", 64, "--json", tmp_path / "train.json")
+    assert "2 heads of 64" in said
     curves = [row["losses"] for row in measured(tmp_path / "train.json")["rows"]]
     assert len(curves) == 4
     for curve in curves:

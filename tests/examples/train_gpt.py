@@ -165,6 +165,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--context", type=int, nargs="+", help="tokens of a sequence: one table each")
     parser.add_argument("--tokens", type=int, help="tokens a step; the batch follows")
     parser.add_argument("--steps", type=int, help="of each contender at each context")
+    parser.add_argument(
+        "--head-dim", type=int, help="default: 64 (--small: 32); the channels of all heads together stay as they are"
+    )
     parser.add_argument("--positions", choices=["learned", "rotary"], default="learned")
     parser.add_argument("--peers", nargs="+", choices=list(attention.BACKENDS), help="PyTorch's ways; the first is the measure")
     parser.add_argument("--compile", action="store_true", help="the model through torch.compile, for all")
@@ -174,7 +177,11 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     cuda = options.device.type == "cuda"
     options.dtype = getattr(torch, options.dtype or ("bfloat16" if cuda else "float32"))
-    options.blocks, options.heads, options.head_dim = (2, 4, 32) if options.small else (12, 12, 64)
+    options.blocks, channels = (2, 128) if options.small else (12, 768)
+    options.head_dim = options.head_dim or (32 if options.small else 64)
+    if options.head_dim < 1 or channels % options.head_dim:
+        parser.error(f"--head-dim is {options.head_dim}; it must divide {channels}, the channels of all heads together")
+    options.heads = channels // options.head_dim
     options.context = options.context or ([64, 256] if options.small else [1024, 8192, 16384])
     options.tokens = options.tokens or (512 if options.small else 16384)
     options.steps = options.steps or (30 if options.small else 100)
