@@ -44,6 +44,13 @@ def test_rows_of_no_sequence_are_zero() -> None:
     assert not any(got[name][rows_k:].any() for name in ("dk", "dv"))
 
 
+def test_gradient_of_the_sink_ignores_rows_of_no_sequence() -> None:
+    q, k, v, sink = arrays((2, 6, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8), (4,))
+    used = jnp.array([4, 6], jnp.int32)
+    _, vjp = jax.vjp(lambda sink: libflash.jax.attention(q, k, v, learnable_sink=sink, seqused_q=used), sink)
+    assert_same_bits(*(vjp(q.at[0, 4:].set(poison))[0] for poison in (0, jnp.nan)))
+
+
 def test_float64() -> None:
     assert run_python("""
         import jax

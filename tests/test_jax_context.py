@@ -82,6 +82,16 @@ def test_seeds_of_keys_and_recomputation() -> None:
     """, **DEVICES)  # fmt: skip
 
 
+def test_nan_in_a_row_stays_in_this_row() -> None:
+    run_python(PRELUDE + """
+    q, k, v, *_ = tensors((1, 48, 2, 2, 8, 8), False)
+    q[0, 30, 1, 2] = np.nan
+    out, lse = divided("ring", "zigzag")(q, k, v, None, None)
+    rows = np.isnan(q).any(-1)
+    assert (np.isnan(out).all(-1) == rows).all() and (np.isnan(lse)[0] == rows[0].T).all()
+    """, **DEVICES)  # fmt: skip
+
+
 def test_one_device_is_attention() -> None:
     run_python(PRELUDE + """
     q, k, v, *_ = tensors((2, 48, 4, 2, 8, 6), False, "float32")

@@ -109,6 +109,16 @@ def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
     assert (total == -jnp.inf).all()
 
 
+def test_merge_keeps_nan() -> None:
+    """A part whose lse is NaN is not an empty part."""
+    out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
+    bad = lse.at[0, 1, 0].set(jnp.nan)
+    for lses in ([bad, bad], [lse, bad]):
+        merged, total = libflash.jax.merge([out, out], lses)
+        assert (jnp.isnan(total) == jnp.isnan(bad)).all()
+        assert (jnp.isnan(merged) == jnp.isnan(bad).swapaxes(1, 2)[..., None]).all()
+
+
 # -- packed rows
 
 

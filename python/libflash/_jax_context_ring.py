@@ -272,9 +272,9 @@ def gradients_of(extras: Extras, dout: Array, out: Array, lse: Array, dlse: Arra
     if "learnable_sink" in extras:
         sink = extras["learnable_sink"]
         delta = (dout.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1)
-        sees = lse > -jnp.inf
+        sees = lse != -jnp.inf  # NaN comes through
         weight = jnp.where(sees, jnp.exp(sink.astype(lse.dtype)[:, None] - jnp.where(sees, lse, 0.0)), 0.0)
-        rows = weight * (dlse - jnp.swapaxes(delta, -1, -2))
+        rows = jnp.where(sees, weight * (dlse - jnp.swapaxes(delta, -1, -2)), 0.0)
         heads = rows.ndim - 2
         made["learnable_sink"] = rows.sum(tuple(axis for axis in range(rows.ndim) if axis != heads)).astype(sink.dtype)
     return made

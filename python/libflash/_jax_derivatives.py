@@ -129,12 +129,13 @@ def total(parts: list[list[Any]], like: Sequence[Any]) -> list[Any]:
 
 
 def sink_weight(point: Point, tangent: Any) -> Any:
-    """a = exp(sink - lse) tsink, shaped like lse."""
+    """a = exp(sink - lse) tsink, shaped like lse. It is selected last: the transpose ignores gradients of rows that see nothing,
+    which may be NaN."""
     lse = point.given["lse"]
     sink = point.given["learnable_sink"].astype(lse.dtype)[:, None]
-    sees = lse > -jnp.inf
+    sees = lse != -jnp.inf  # NaN comes through
     weight = jnp.where(sees, jnp.exp(jnp.where(sees, sink - lse, 0.0)), 0.0)
-    return weight * tangent.astype(lse.dtype)[:, None]
+    return jnp.where(sees, weight * tangent.astype(lse.dtype)[:, None], 0.0)
 
 
 def times(layout: str, rows: Any, x: Any) -> Any:
