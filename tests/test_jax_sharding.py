@@ -62,6 +62,29 @@ def test_sharding_gives_way_where_it_must() -> None:
     """, **DEVICES)  # fmt: skip
 
 
+def test_options_that_number_all_batch_entries() -> None:
+    """Packed new rows, the rows of trees, groups of sequences; and queries or keys packed alone."""
+    run_python(SHARDED.replace("{kind}", "Auto") + """
+    lengths, ends = jnp.array([3, 2, 1, 5], "int32"), jnp.array([0, 2, 3, 3, 6], "int32")
+    tree = jnp.tile(jnp.array([[1], [3], [5]], "int32"), (4, 1))
+    for options in (
+        {"k": k[0, :6], "v": v[0, :6], "cu_seqlens_new": ends, "cache_seqlens": lengths},
+        {"tree_mask": tree, "cache_seqlens": 3 + lengths},
+        {"shared_groups": jnp.arange(5), "shared_lens": jnp.ones(4, "int32")},
+    ):
+        decode = lambda q, k, v: libflash.jax.decode(q[:, :3], k, v, **options)
+        same(jax.jit(decode)(Q, K, V), decode(q, k, v))
+    flat = lambda x: x.reshape(-1, *x.shape[2:])[:6]
+    attention = libflash.jax.attention
+    queries = lambda q, k, v: attention(flat(q), k, v, cu_seqlens_q=jnp.array([0, 1, 1, 2, 6]), return_lse=True)
+    keys = lambda q, k, v: attention(q, flat(k), flat(v), cu_seqlens_k=jnp.array([0, 1, 1, 2, 6]), return_lse=True)
+    for packed in (queries, keys):
+        total = lambda *x: sum((y**2).sum() for y in packed(*x))
+        finite = lambda *x: jax.tree.map(jnp.nan_to_num, (packed(*x), jax.grad(total, (0, 1, 2))(*x)))
+        same(jax.jit(finite)(Q, K, V), finite(q, k, v))
+    """, **DEVICES)  # fmt: skip
+
+
 def test_shard_map() -> None:
     run_python(SHARDED.replace("{kind}", "Auto") + """
     mapped = jax.shard_map(attention, mesh=mesh, in_specs=(P("x", None, "y"),) * 3 + (P("y"),), out_specs=P("x", None, "y"))

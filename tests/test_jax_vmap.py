@@ -92,6 +92,8 @@ def test_decode_under_vmap() -> None:
     for i in range(3):
         one = step(q[i], k_cache[i], v_cache[i], k[i], v[i], lengths[i])
         assert_same_bits(dict(enumerate(x[i] for x in got)), dict(enumerate(one)))
+    shared = lambda q, n: libflash.jax.decode(q, k_cache[0], v_cache[0], shared_groups=jnp.arange(3), shared_lens=n)  # noqa: E731
+    assert_same_bits(jax.vmap(shared)(q, lengths), jnp.stack([shared(*x) for x in zip(q, lengths, strict=True)]))
     table = jnp.array([[[1, 0]], [[0, 1]], [[1, 1]]], jnp.int32)
     paged = lambda q, table: libflash.jax.decode(q, k_cache[0], v_cache[0], block_table=table)  # noqa: E731
     got = jax.vmap(paged)(q[:, :1], table)

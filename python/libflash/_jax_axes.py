@@ -20,8 +20,12 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
     }
     if call.operation == CACHE_WRITE:  # runs on devices that have the whole caches
         return ["xyzw"[: len(x.shape)] for x in operands]
-    q, k, v, out = ("shd", "tkd", "tke", "she") if call.packed else heads[call.options.layout]
-    labels = {"q": q, "k": k, "v": v, "out": out, "dout": out, "lse": "hs" if call.packed else "bhs", "learnable_sink": "h"}
+    q, k, v, out = heads[call.options.layout]
+    if "cu_seqlens_q" in call.names:
+        q, out = "shd", "she"
+    if "cu_seqlens_k" in call.names:
+        k, v = "tkd", "tke"
+    labels = {"q": q, "k": k, "v": v, "out": out, "dout": out, "lse": rows_of(call), "learnable_sink": "h"}
     if call.operation == DECODE:
         labels |= {"k_cache": "btkd", "v_cache": "btke", "k": "bnkd", "v": "bnke"}
         if call.packed or "cu_seqlens_new" in call.names:
@@ -42,8 +46,8 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
         "cu_seqlens_new": "c",
         "cu_seqlens_tree": "c",
         "q_positions": "s" if call.packed else "bs",
-        "row_positions": "s" if call.packed else "bs",
-        "column_positions": "t" if call.packed else "bt",
+        "row_positions": "s" if "cu_seqlens_q" in call.names else "bs",
+        "column_positions": "t" if "cu_seqlens_k" in call.names else "bt",
         "tree_mask": "xw",
     }
     found = []
@@ -58,6 +62,11 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
         else:
             found.append(labels.get(name, "xyzw"[: len(x.shape)]))
     return found
+
+
+def rows_of(call: Call) -> str:
+    """The axes of lse."""
+    return "hs" if "cu_seqlens_q" in call.names else "bhs"
 
 
 def scale_label(shape: Sequence[int], cache: str) -> str:
@@ -79,7 +88,7 @@ def result_operands(call: Call, operands: Sequence[Any]) -> list[str | None]:
 
 def result_labels(call: Call, operands: Sequence[Any]) -> list[str]:
     given = dict(zip((*call.fixed, *call.names), operand_labels(call, operands), strict=True))
-    rows = "hs" if call.packed else "bhs"
+    rows = rows_of(call)
     kinds = [given["q"][:-1] + "e", rows] if call.operation != CACHE_WRITE else []
     kinds += [rows for _ in call.options.statistics]
     names = result_operands(call, operands)

@@ -104,6 +104,8 @@ def shardable(call: Call, by_name: dict[str, tuple[str, Shape]]) -> set[str]:
     free = {"h"} if call.packed else {"b", "h"}
     if call.operation == DECODE and "t" in by_name["k_cache"][0] and by_name["k_cache"][0][0] == "p":
         free.discard("b")  # all batch entries share the pages
+    if not {"cu_seqlens_new", "tree_mask", "shared_groups"}.isdisjoint(call.names):
+        free.discard("b")  # these number all batch entries, or have the rows of all
     if call.options.need_dbias:
         free -= {axis for axis in "bh" if axis.upper() in by_name["bias"][0]}
     return free

@@ -36,7 +36,7 @@ def foldable(call: Call, batched: Sequence[bool]) -> bool:
     return (
         not any(name.startswith("cu_seqlens") for name in call.names)
         and call.options.dropout_p == 0
-        and not any(name in call.names for name in ("block_table", "cache_batch_idx", "tree_mask"))
+        and not any(name in call.names for name in ("block_table", "cache_batch_idx", "tree_mask", "shared_groups"))
         and not any(given.get(name, False) for name in shared)
     )
 
