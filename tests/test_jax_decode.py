@@ -119,6 +119,14 @@ def test_merge_keeps_nan() -> None:
         assert (jnp.isnan(merged) == jnp.isnan(bad).swapaxes(1, 2)[..., None]).all()
 
 
+@pytest.mark.parametrize("broken", [jnp.nan, jnp.inf])
+def test_merge_keeps_a_broken_lse(broken: float) -> None:
+    out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
+    for second in (lse, jnp.full_like(lse, -jnp.inf)):
+        results = libflash.jax.merge([out, out], [jnp.full_like(lse, broken), second])
+        assert all(jnp.isnan(x).all() for x in results)
+
+
 # -- packed rows
 
 

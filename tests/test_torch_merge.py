@@ -130,3 +130,14 @@ def test_empty_parts_have_no_tangent_whatever_they_hold() -> None:
     _, (tout, tlse) = func.jvp(merge, (garbage, garbage, nothing, nothing), (garbage, garbage, nothing * 0, nothing * 0))
     assert not tout.any()
     assert not tlse.any()
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_broken_lse_reaches_the_results_and_the_derivatives(broken: float) -> None:
+    out, other, _, lse, *_ = parts()
+    merge = lambda *x: libflash.torch.merge(x[:2], x[2:])  # noqa: E731
+    for second in (lse, torch.full_like(lse, -torch.inf)):
+        x = (out, other, torch.full_like(lse, broken), second)
+        results, tangents = func.jvp(merge, x, (*x[:2], lse, lse))
+        gradients = func.grad(lambda *y: sum(z.sum() for z in merge(*y)), (0, 2))(*x)
+        assert all(y.isnan().all() for y in (*merge(*x), *results, *tangents, *gradients))

@@ -43,11 +43,10 @@ def _merge(outs: Any, lses: Any, return_lse: bool, layout: str) -> Array | tuple
     largest = jax.lax.stop_gradient(stacked.max(0))
     largest = jnp.where(largest == -jnp.inf, 0.0, largest)
     # A part with lse = -inf contributes nothing, even if its out holds NaN, and gets no gradient: select before every product.
-    # A part with lse = NaN counts, so that NaN comes through.
-    counts = stacked != -jnp.inf
+    counts = stacked != -jnp.inf  # also where it is NaN, as in libflash.merge
     weights = jnp.where(counts, jnp.exp(jnp.where(counts, stacked, 0.0) - largest), 0.0)
     total = weights.sum(0)
-    seen = counts.any(0)
+    seen = total != 0
     total = jnp.where(seen, total, 1.0)
     lse = jnp.where(seen, largest + jnp.log(total), -jnp.inf)
     parts = [

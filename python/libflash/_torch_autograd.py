@@ -303,7 +303,7 @@ class Merge(_Function):  # type: ignore[misc]
         douts, dlses = [], []
         for part, given in zip(parts[:count], parts[count:], strict=True):
             part_lse = as_out(given, ctx.layout)
-            counts = part_lse > -float("inf")
+            counts = part_lse != -float("inf")
             difference = torch.where(counts, part_lse, 0.0) - torch.where(counts, lse, 0.0)
             weight = torch.where(counts, difference.exp(), 0.0)
             inner = (dout * torch.where(counts, part, 0.0)).sum(-1, keepdim=True)

@@ -29,12 +29,12 @@ def merge_of_operators(outs: Sequence[Tensor], lses: Sequence[Tensor], layout: s
     """merge if a part carries a tangent: PyTorch's own operators have derivatives in every mode and of every order. Parts with
     lse = -inf contribute nothing, even if they hold NaN."""
     stacked = torch.stack(tuple(lses))
-    counts = stacked > -float("inf")
+    counts = stacked != -float("inf")  # also where it is NaN, as in libflash.merge
     largest = stacked.amax(0).detach()
-    largest = torch.where(largest > -float("inf"), largest, 0.0)
+    largest = torch.where(largest != -float("inf"), largest, 0.0)
     weights = torch.where(counts, (torch.where(counts, stacked, 0.0) - torch.where(counts, largest, 0.0)).exp(), 0.0)
     total = weights.sum(0)
-    seen = total > 0
+    seen = total != 0
     safe = torch.where(seen, total, 1.0)
     lse = torch.where(seen, largest + safe.log(), -float("inf"))
     weights = weights / safe
