@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 import libflash
@@ -90,6 +92,24 @@ def test_autocast_casts_decode_but_not_a_cache_that_is_written() -> None:
             cache = k_cache.clone(), v_cache.clone()
             assert call(low[0], *cache, k=low[3], v=low[4], cache_seqlens=lengths).dtype == torch.float32
             assert not torch.equal(cache[0], k_cache)
+
+
+def test_autocast_refuses_written_caches_of_several_types() -> None:
+    q, k_cache, part, k, new = tensors((1, 1, 2, 12), (1, 5, 1, 8), (1, 5, 1, 4), (1, 1, 1, 8), (1, 1, 1, 4), grad=False)
+    options = dict(k=k, cache_seqlens=torch.tensor([3], dtype=torch.int32))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(libflash.InvalidError, match="k_rope_cache: dtype"):
+        libflash.torch.decode(q, k_cache.bfloat16(), head_dim_v=8, k_rope_cache=part, k_rope=new, **options)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(libflash.InvalidError, match="v_cache: dtype"):
+        libflash.torch.decode(q[..., :8], k_cache.bfloat16(), part, v=new, **options)
+
+
+@pytest.mark.parametrize("call", [libflash.decode, libflash.torch.decode])
+@pytest.mark.parametrize("name", ["rotary_cos", "rotary_sin"])
+def test_decode_refuses_gradients_of_rotary_tables(call: Callable[..., object], name: str) -> None:
+    q, cache = tensors((1, 1, 2, 8), (1, 5, 2, 8), grad=False)
+    tables = dict.fromkeys(("rotary_cos", "rotary_sin"), torch.ones(8, 2)) | {name: torch.ones(8, 2, requires_grad=True)}
+    with pytest.raises(libflash.UnsupportedError, match=f"decode has no gradient, and {name} requires one"):
+        call(q, cache, cache, **tables)
 
 
 def test_appending_is_noticed_by_autograd() -> None:

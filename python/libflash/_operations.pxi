@@ -304,8 +304,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     if (source.torch and (dispatcher_needed(source) or records_gradients() and (
                 requires_grad(q) or requires_grad(k_cache) or requires_grad(v_cache) or requires_grad(k) or requires_grad(v)
                 or requires_grad(alibi_slopes) or requires_grad(learnable_sink) or requires_grad(k_scale)
-                or requires_grad(v_scale) or requires_grad(k_rope_cache) or requires_grad(k_rope) or requires_grad(out)
-                or requires_grad(lse)))
+                or requires_grad(v_scale) or requires_grad(k_rope_cache) or requires_grad(k_rope) or requires_grad(rotary_cos)
+                or requires_grad(rotary_sin) or requires_grad(out) or requires_grad(lse)))
             or source.kind == KIND_JAX and needs_xla(q, (
                 k_cache, v_cache, k_scale, v_scale, k_rope_cache, k_rope, cache_seqlens, block_table, cache_batch_idx,
                 cache_leftpad, k, v, rotary_cos, rotary_sin, softmax_scale, alibi_slopes, learnable_sink, cu_seqlens_q,

@@ -385,10 +385,13 @@ def autocast_decode(
         dtype = k_cache.dtype
     elif k is not None and rope is not None:
         dtype = rope.dtype
-    for name in (*names_of(FLOATS, "decode"), "k_rope_cache"):
-        if name in tensors and (tensors[name].dtype != torch.float32 or name == "k_rope_cache"):
+    for name in names_of(FLOATS, "decode"):
+        if name in tensors and tensors[name].dtype != torch.float32:
             tensors[name] = tensors[name].to(dtype)
-    caches = (k_cache, v_cache) if codes else (x if x is None else x.to(dtype) for x in (k_cache, v_cache))
+    if rope is not None and k is None:
+        tensors["k_rope_cache"] = rope.to(dtype)
+    written = k is not None  # a cast would be a copy, to which the rows were lost
+    caches = (k_cache, v_cache) if codes or written else (x if x is None else x.to(dtype) for x in (k_cache, v_cache))
     return q.to(dtype), *caches, *(x if x is None else x.to(dtype) for x in (k, v, k_rope))
 
 
