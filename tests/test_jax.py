@@ -51,6 +51,19 @@ def test_gradient_of_the_sink_ignores_rows_of_no_sequence() -> None:
     assert_same_bits(*(vjp(q.at[0, 4:].set(poison))[0] for poison in (0, jnp.nan)))
 
 
+def test_strict_promotion() -> None:
+    q, k, v, sink = arrays((1, 6, 4, 8), (1, 5, 2, 8), (1, 5, 2, 8), (4,))
+
+    def loss(q, sink):
+        out, lse = libflash.jax.merge(*zip(libflash.jax.attention(q, k, v, learnable_sink=sink, return_lse=True), strict=True))
+        return out.sum() + lse.sum()
+
+    gradient = lambda: jax.jvp(jax.grad(loss, argnums=(0, 1)), (q, sink), (q, sink))  # noqa: E731
+    wanted = gradient()
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        assert_close(gradient(), wanted)
+
+
 def test_float64() -> None:
     assert run_python("""
         import jax

@@ -48,6 +48,22 @@ def test_decode_step_with_donated_caches() -> None:
     assert_same_bits(mine[0], other[0])
 
 
+def test_bits_of_int64_trees() -> None:
+    """A word of 32 bits with its highest bit set does not fit int32; its bits count."""
+    q, cache = arrays((1, 32, 1, 8), (1, 40, 1, 8))
+    words = np.tril(np.ones((32, 32), np.int64)) @ (1 << np.arange(32))[:, None]
+    words[31] -= 2
+    call = lambda words: libflash.jax.decode(q, cache, cache, cache_seqlens=np.array([40]), tree_mask=words)  # noqa: E731
+    with jax.enable_x64(True):
+        got = call(jnp.asarray(words))
+    assert_same_bits(got, call(words.astype(np.int32)))
+
+
+def test_slots_that_do_not_fit_int32_are_outside_of_the_cache() -> None:
+    k, cache = arrays((2, 1, 8), (1, 4, 1, 8))
+    assert_same_bits(libflash.jax.cache_write(k, None, cache, None, np.array([2**32, -(2**32)])), cache)
+
+
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "packed"])
 def test_merge(layout: str) -> None:
     shape = {"bshd": (2, 3, 4, 5), "bhsd": (2, 4, 3, 5), "sbhd": (3, 2, 4, 5), "packed": (3, 4, 5)}[layout]

@@ -20,6 +20,7 @@ from ._jax_options import (
     one_of,
     operands,
     scale_array,
+    slot_numbers,
     static_options,
     switch,
     text,
@@ -209,7 +210,7 @@ def cache_write(
         )
     )
     caches = arrays_of(k_cache=k_cache) if v_cache is None else arrays_of(k_cache=k_cache, v_cache=v_cache)
-    results = _cache_write(options, cache_dtype, array(k, "k"), caches, slots, extras)
+    results = _cache_write(options, cache_dtype, array(k, "k"), caches, slot_numbers(slots), extras)
     return tuple(results) if len(results) > 1 else results[0]
 
 

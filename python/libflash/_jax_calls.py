@@ -206,6 +206,11 @@ def as_out(lse: Any, layout: str) -> Any:
     return lse.transpose(["bhs".index(axis) for axis in layout if axis != "d"])[..., None]
 
 
+def of_heads(x: Any, lse: Any) -> Any:
+    """A number for each query head, with the axes of lse."""
+    return x.astype(lse.dtype).reshape((1,) * (lse.ndim - 2) + (-1, 1))
+
+
 def result_shapes(call: Call, operands: Sequence[Any]) -> list[Shape]:
     given = dict(zip((*call.fixed, *call.names), operands, strict=True))
     last = [shape_of(given[name]) for name in written(call, operands)]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._context_layout import Layout, LocalTokens
-from ._jax_calls import BACKWARD, FORWARD, POSITIONS, Options, lse_dtype, vary, varying_axes
+from ._jax_calls import BACKWARD, FORWARD, POSITIONS, Options, lse_dtype, of_heads, vary, varying_axes
 from ._jax_context_heads import Heads
 from ._jax_merge import merge
 from ._jax_primitives import bind, call_of
@@ -273,7 +273,7 @@ def gradients_of(extras: Extras, dout: Array, out: Array, lse: Array, dlse: Arra
         sink = extras["learnable_sink"]
         delta = (dout.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1)
         sees = lse != -jnp.inf  # NaN comes through
-        weight = jnp.where(sees, jnp.exp(sink.astype(lse.dtype)[:, None] - jnp.where(sees, lse, 0.0)), 0.0)
+        weight = jnp.where(sees, jnp.exp(of_heads(sink, lse) - jnp.where(sees, lse, 0.0)), 0.0)
         rows = jnp.where(sees, weight * (dlse - jnp.swapaxes(delta, -1, -2)), 0.0)
         heads = rows.ndim - 2
         made["learnable_sink"] = rows.sum(tuple(axis for axis in range(rows.ndim) if axis != heads)).astype(sink.dtype)

@@ -47,6 +47,7 @@ from ._jax_calls import (
     Call,
     as_lse,
     as_out,
+    of_heads,
 )
 from ._jax_primitives import PRIMITIVES, bind, call_of
 
@@ -132,10 +133,10 @@ def sink_weight(point: Point, tangent: Any) -> Any:
     """a = exp(sink - lse) tsink, shaped like lse. It is selected last: the transpose ignores gradients of rows that see nothing,
     which may be NaN."""
     lse = point.given["lse"]
-    sink = point.given["learnable_sink"].astype(lse.dtype)[:, None]
+    sink = of_heads(point.given["learnable_sink"], lse)
     sees = lse != -jnp.inf  # NaN comes through
     weight = jnp.where(sees, jnp.exp(jnp.where(sees, sink - lse, 0.0)), 0.0)
-    return jnp.where(sees, weight * tangent.astype(lse.dtype)[:, None], 0.0)
+    return jnp.where(sees, weight * of_heads(tangent, lse), 0.0)
 
 
 def times(layout: str, rows: Any, x: Any) -> Any:

@@ -44,7 +44,7 @@ def _merge(outs: Any, lses: Any, return_lse: bool, layout: str) -> Array | tuple
     largest = jnp.where(largest == -jnp.inf, 0.0, largest)
     # A part with lse = -inf contributes nothing, even if its out holds NaN, and gets no gradient: select before every product.
     counts = stacked != -jnp.inf  # also where it is NaN, as in libflash.merge
-    weights = jnp.where(counts, jnp.exp(jnp.where(counts, stacked, 0.0) - largest), 0.0)
+    weights = jnp.where(counts, jnp.exp(jnp.where(counts, stacked, 0.0) - largest[None]), 0.0)
     total = weights.sum(0)
     seen = total != 0
     total = jnp.where(seen, total, 1.0)

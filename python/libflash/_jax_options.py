@@ -147,11 +147,19 @@ def lengths(x: Any, name: str) -> Array:
     if x.dtype != np.int64:
         raise InvalidError(f"{name} is {x.dtype.name}{list(x.shape)}; it must be int32 or int64")
     if isinstance(x, jax.Array):
-        return jnp.clip(x, INT32.min, INT32.max).astype(np.int32)
+        return (x if name == "tree_mask" else jnp.clip(x, INT32.min, INT32.max)).astype(np.int32)  # bits keep the low 32
     for value in (x.min(initial=0), x.max(initial=0)):
         if not INT32.min <= value <= INT32.max:
             raise InvalidError(f"{name} holds {value}, which does not fit int32")
     return x.astype(np.int32)
+
+
+def slot_numbers(slots: Any) -> Array:
+    """int64 slots of NumPy as JAX keeps them. Without x64 JAX would take them modulo 2**32, and a slot outside of the cache would
+    be one inside."""
+    if isinstance(slots, np.ndarray) and slots.dtype == np.int64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return np.clip(slots, INT32.min, INT32.max).astype(np.int32)
+    return slots
 
 
 def operands(given: dict[str, Any]) -> dict[str, Array]:
