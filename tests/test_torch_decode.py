@@ -186,6 +186,20 @@ def test_packed_decode_compiles(append: bool, dynamic: bool) -> None:
         assert all(map(torch.equal, (got, *mine), (wanted, *other)))
 
 
+def test_compiled_packed_decode_leaves_other_rows_of_out_as_they_are() -> None:
+    (q, *caches, _, _), lengths = packed_problem()
+    starts = lengths["cu_seqlens_q"]
+
+    def step(out: torch.Tensor, lse: torch.Tensor) -> None:
+        libflash.torch.decode(q, *caches, cu_seqlens_q=starts, out=out, lse=lse)
+
+    mine, other = ([torch.full((8, 4, 5), 3.0), torch.full((4, 8), 3.0)] for _ in range(2))
+    torch.compile(step, fullgraph=True, backend="aot_eager")(*mine)
+    step(*other)
+    assert (other[0][7] == 3).all()
+    assert all(map(torch.equal, mine, other))
+
+
 def test_packed_decode_without_data() -> None:
     (q, *caches, k, v), lengths = packed_problem()
     meta = [x.to("meta") for x in (q, *caches, k, v)]

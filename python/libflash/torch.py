@@ -277,7 +277,10 @@ def decode_with_pytorch(
                 f"out is {out.dtype}; where PyTorch compiles, traces or transforms it must be {dtype}: the type of q, or "
                 "float32 of a shard"
             )
-        result = written_to(out, lse, ops.OPERATORS[name](*inputs, **given))
+        result = ops.OPERATORS[name](*inputs, **given)
+        if "cu_seqlens_q" in tensors:
+            result = without_other_rows(out, lse, result, tensors["cu_seqlens_q"])
+        result = written_to(out, lse, result)
     return result if return_lse else result[0]
 
 
@@ -393,6 +396,13 @@ def autocast_decode(
     written = k is not None  # a cast would be a copy, to which the rows were lost
     caches = (k_cache, v_cache) if codes or written else (x if x is None else x.to(dtype) for x in (k_cache, v_cache))
     return q.to(dtype), *caches, *(x if x is None else x.to(dtype) for x in (k, v, k_rope))
+
+
+def without_other_rows(out: Tensor | None, lse: Tensor | None, result: tuple[Tensor, Tensor], cu_seqlens: Tensor) -> Any:
+    """The results; in rows that belong to no sequence, what the caller's tensors hold."""
+    other = kernels.rows_outside(cu_seqlens, result[0].shape[0])
+    made = result[0] if out is None else torch.where(other[:, None, None], out, result[0])
+    return made, (result[1] if lse is None else torch.where(other, lse, result[1]))
 
 
 def written_to(out: Tensor | None, lse: Tensor | None, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
