@@ -111,6 +111,10 @@ def _cpu_forward(
         query, key, value, out, lse, layout="bhsd", causal=is_causal, causal_align="top_left", softmax_scale=scale,
         bias=attn_mask,
     )  # fmt: skip
+    if attn_mask is not None:
+        # PyTorch's value for a row that sees no key. PyTorch's backward kernel, which runs once the switch is closed, would make
+        # NaN of -inf.
+        lse.masked_fill_(lse == -torch.inf, 0.0)
     return out, lse
 
 

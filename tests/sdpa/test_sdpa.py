@@ -132,11 +132,14 @@ def test_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(got, wanted)
 
 
-def test_backward_after_the_switch_is_closed(calls: list[str]) -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_backward_after_the_switch_is_closed(masked: bool, calls: list[str]) -> None:
+    """Also if a row sees no key: its lse is that of PyTorch's kernel, 0."""
     leaves = problem()
-    wanted = out_and_gradients(sdpa, leaves)
+    mask = torch.ones(33, 33, dtype=torch.bool).index_fill(0, torch.tensor([5]), False) if masked else None
+    wanted = out_and_gradients(lambda *x: sdpa(*x, attn_mask=mask), leaves)
     with libflash.torch.enable():
-        out = sdpa(*leaves)
+        out = sdpa(*leaves, attn_mask=mask)
     gradients = torch.autograd.grad(out.square().sum(), leaves)
     assert calls == ["attention"]
     torch.testing.assert_close((out, *gradients), wanted, rtol=2e-5, atol=2e-5)
