@@ -18,6 +18,7 @@ def test_kernels_of_the_table() -> None:
     assert machine.missing_kernels(table, built, 89) == []
     assert machine.missing_kernels(table, built, 90) == ["forward_sm90_f16_d192x128"]
     assert machine.missing_kernels(table, built[:1], 80) == ["forward_sm80_bf16_d128"]
+    assert machine.missing_kernels(table, [built[0], "forward_sm80_bf16_d128_small"], 80) == []
 
 
 def test_the_kernel_table_of_this_repository() -> None:
