@@ -63,6 +63,20 @@ def test_the_instance_on_hopper(lib: c.CDLL, dtype: str, head_dim: int, name: st
         assert "before" not in lines
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_delta_on_hopper(lib: c.CDLL, head_dim: int) -> None:
+    """The kernels of sm90 write delta, and those of the tangent of backward read it."""
+    q, k, v = rows(head_dim)
+    lse = tensor(2, 16, 1000, dtype=abi.FLOAT32)
+    lib.describe(*DEVICES["H200"])
+    written = {"cotangent": q, "delta": lse, "q": q, "flags": abi.FROM_LSE}
+    lines = lines_of(explain(lib, "forward_tangent", (q, k, v), tangents=written, delta=lse))
+    assert lines["kernel"] == [f"forward_tangent_sm90_bf16_d{head_dim}, backend sm90"]
+    read = {"q": q, "delta": lse}
+    lines = lines_of(explain(lib, "backward_tangent", (q, k, v), tangents=read, delta=lse))
+    assert lines["kernel"] == [f"backward_tangent_sm90_bf16_d{head_dim}, backend sm90"]
+
+
 @pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 256), ("f16", 192), ("bf16", 136)])
 def test_many_channels_on_hopper(lib: c.CDLL, dtype: str, head_dim: int) -> None:
     """There are no registers for both accumulators: forward is called before, unless out and LSE are given."""

@@ -95,7 +95,31 @@ struct WideBackwardFloat : Base {
                     dp[0][j / 4][j % 4] = c[0][j / 4][j % 4];
                 }
         }
-        this->apply_rules(head, tile);
+        if (forward_is_plain())
+            apply_plain_rules(tile);
+        else
+            this->apply_rules(head, tile);
+    }
+    // Whether the plain instance of forward computed LSE. Its scores are rounded in another way than those of apply_rules(), and
+    // the difference, times a large score, would be an error of one sign in all of P.
+    __device__ __forceinline__ bool forward_is_plain() const {
+        const RareParams& rare = params.rare;
+        return params.vector_loads && params.scale_log2 > 0.0f && rare.softcap == 0.0f && !rare.alibi_slopes.data &&
+               !rare.bias.data && !rare.mask.data && !rare.dropout.active && !params.shard.has_positions;
+    }
+    __device__ __forceinline__ void apply_plain_rules(int tile) {
+        const auto& c = common();
+        const bool edge = transposed() ? c.query_tiles.is_edge(tile) : c.key_tiles.is_edge(tile);
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            float &p = s[0][i / 4][i % 4], &ds = dp[0][i / 4][i % 4];
+            const auto at = this->index_of(i, tile * kCols);
+            const int2 seen = this->shard().seen[at.own];
+            const SoftmaxStatistics& f = this->statistics_of(i / 4, i % 4);
+            if (edge && (at.other < seen.x || at.other >= seen.y)) p = -INFINITY;
+            p = exp2_approx(min_or_nan(fmaf(p, params.scale_log2, -f.lse_log2), exponent_shift<float>()));
+            ds = (ds - f.delta) * p;
+        }
     }
 
     // Adds one tile of the other side, for one query head.
