@@ -199,6 +199,7 @@ def refusals_job(rank: int) -> list[tuple[str, str]]:
     refused(x[0], x[0], x[0], cu_seqlens=[0, 3.5, 16])
     refused(x, x, x, softcap=-1.0)
     refused(x, x, x, learnable_sink=torch.ones(4, dtype=torch.int32))
+    refused(x, x, x, learnable_sink=torch.ones(4, requires_grad=rank == 0))
     refused(*(y.transpose(-1, -2).contiguous().transpose(-1, -2) for y in (x, x, x)))
     refused(x.to("meta"), x, x)
     mesh = torch.distributed.init_device_mesh("cpu", (2, 1), mesh_dim_names=("heads", "ring"))
@@ -251,6 +252,7 @@ TEXTS = [
     "cu_seqlens is [0, 3.5, 16]; it must be a list or an array of integers",
     "softcap: must be 0 (off), or positive and finite",
     "learnable_sink: dtype must be float32",
+    "requires_grad must be the same on all ranks of the group: it is True on rank 0 and False on rank 1",
     "q: the last dimension must be contiguous",
     "q is on the device meta",
     "scheme is 'ring'; a mesh of two dimensions, (heads, ring), needs 'heads_ring'",

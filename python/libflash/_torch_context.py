@@ -266,10 +266,10 @@ def described(
     names = ("scheme", "order", "cu_seqlens", "causal", "window_size", "deterministic", "transport")
     made |= {name: repr(getattr(given, name)) for name in names}
     made |= {name: repr(value) for name, value in given.numbers.items()}
-    return made | {"requires_grad": repr(needs_gradients(q, k, v))}
+    return made | {"requires_grad": repr(needs_gradients(q, k, v, learnable_sink))}
 
 
-def needs_gradients(*tensors: Tensor) -> bool:
+def needs_gradients(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and requires_gradient(tensors)
 
 
