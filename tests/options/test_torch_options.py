@@ -108,7 +108,7 @@ def test_torch_passes_every_option_on(function: str, option: Option, monkeypatch
         return results
 
     monkeypatch.setattr(adapter._core, "call_directly", lambda *_: NotImplemented)
-    monkeypatch.setattr(adapter.ops, "eager", lambda *_: False)
+    monkeypatch.setattr(adapter, "eager", lambda *_: False)
     monkeypatch.setattr(adapter.ops, "OPERATORS", {function: record})
     x = torch.zeros(1, 2, 1, 8)
     value = sample(option, torch.zeros(2))
