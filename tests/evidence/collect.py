@@ -16,7 +16,8 @@ Each stage has its time limit; one that fails is recorded and the next one runs.
 together: call it twice, --only tests repeats sanitizer, then --only benchmark decode shapes accuracy. The lanes of CHECKS share
 a GPU and run at the same time; with four GPUs the tests have two of them. The stages of TIMED have a GPU to themselves: the
 second one at the same time as the others, or, with one GPU, the same one after all others. The stages that need several GPUs are
-the last ones. The exit code is 0 if every stage that ran passed. Logs go to build/evidence.
+the last ones; with the others they take longer than TOTAL, so call it once more for each of them. The exit code is 0 if every
+stage that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations

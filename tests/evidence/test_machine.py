@@ -18,7 +18,14 @@ def test_kernels_of_the_table() -> None:
     assert machine.missing_kernels(table, built, 89) == []
     assert machine.missing_kernels(table, built, 90) == ["forward_sm90_f16_d192x128"]
     assert machine.missing_kernels(table, built[:1], 80) == ["forward_sm80_bf16_d128"]
-    assert machine.missing_kernels(table, [built[0], "forward_sm80_bf16_d128_small"], 80) == []
+
+
+def test_small_kernels() -> None:
+    """One without another kernel for the same problems must be there; it does not stand for that other kernel."""
+    lines = ["forward sm80 f64 128 128x32 1 large", "forward sm80 f64 128 32x16 1 small", "forward sm80 f64 512 16x8 1 small"]
+    large, small = "forward_sm80_f64_d128", "forward_sm80_f64_d512_small"
+    assert machine.missing_kernels("\n".join(lines), [large, small], 90) == []
+    assert machine.missing_kernels("\n".join(lines), [f"{large}_small"], 90) == [large, small]
 
 
 def test_the_kernel_table_of_this_repository() -> None:
