@@ -34,7 +34,7 @@ struct WideBackwardFloat : Base {
         const auto a_address = RowTile::template skip_columns<kSteps>(
             RowTile::a_address(smem() + tensor * RowTile::kBytes, this->warp_row(), at), first);
         const auto b_address = ColTile::template skip_columns<kSteps>(ColTile::b_address(smem() + Base::kColsAt, at), first);
-        split_product<true, kSteps>(
+        split_product<true, kSteps, true>(
             c, channels_left(tensor == 0 ? params.head_dim : params.head_dim_v),
             [=](int step, uint32_t (&f)[1][4]) { ldmatrix_x4(f[0], a_address.at(0, step)); },
             [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); });
@@ -95,31 +95,7 @@ struct WideBackwardFloat : Base {
                     dp[0][j / 4][j % 4] = c[0][j / 4][j % 4];
                 }
         }
-        if (forward_is_plain())
-            apply_plain_rules(tile);
-        else
-            this->apply_rules(head, tile);
-    }
-    // Whether the plain instance of forward computed LSE. Its scores are rounded in another way than those of apply_rules(), and
-    // the difference, times a large score, would be an error of one sign in all of P.
-    __device__ __forceinline__ bool forward_is_plain() const {
-        const RareParams& rare = params.rare;
-        return params.vector_loads && params.scale_log2 > 0.0f && rare.softcap == 0.0f && !rare.alibi_slopes.data &&
-               !rare.bias.data && !rare.mask.data && !rare.dropout.active && !params.shard.has_positions;
-    }
-    __device__ __forceinline__ void apply_plain_rules(int tile) {
-        const auto& c = common();
-        const bool edge = transposed() ? c.query_tiles.is_edge(tile) : c.key_tiles.is_edge(tile);
-#pragma unroll
-        for (int i = 0; i < kBlocks * 4; ++i) {
-            float &p = s[0][i / 4][i % 4], &ds = dp[0][i / 4][i % 4];
-            const auto at = this->index_of(i, tile * kCols);
-            const int2 seen = this->shard().seen[at.own];
-            const SoftmaxStatistics& f = this->statistics_of(i / 4, i % 4);
-            if (edge && (at.other < seen.x || at.other >= seen.y)) p = -INFINITY;
-            p = exp2_approx(min_or_nan(fmaf(p, params.scale_log2, -f.lse_log2), exponent_shift<float>()));
-            ds = (ds - f.delta) * p;
-        }
+        this->apply_rules(head, tile);
     }
 
     // Adds one tile of the other side, for one query head.

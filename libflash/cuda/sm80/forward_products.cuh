@@ -80,7 +80,7 @@ struct ForwardProducts {
             k_address = KvTile::template skip_columns<kOwnSteps>(k_address, steps);
             channels -= steps * 8;
         }
-        split_product<kSlabs == 1, kOwnSteps>(
+        split_product<kSlabs == 1, kOwnSteps, kSharers == 2>(
             body.s, channels,
             [&](int step, uint32_t (&f)[kSlabs][4]) {
 #pragma unroll

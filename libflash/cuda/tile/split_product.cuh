@@ -2,7 +2,7 @@
 // numbers, high + low; of the four products of these parts all but low * low are computed and added in float.
 //
 // The adders of the tensor cores truncate instead of rounding. Therefore the small products have separate accumulators, and after
-// at most kHeadDim or 32 terms the accumulators are added to the result by rounding additions.
+// at most 256 terms of Q K^T or 32 terms of P V the accumulators are added to the result by rounding additions.
 #pragma once
 
 #include <cstdint>
@@ -47,15 +47,24 @@ struct SplitRows {
     }
 };
 
+template <int kSlabs, int kBlocks>
+__device__ __forceinline__ void add_elements(float (&c)[kSlabs][kBlocks][4], const float (&x)[kSlabs][kBlocks][4]) {
+#pragma unroll
+    for (int i = 0; i < kSlabs * kBlocks * 4; ++i)
+        c[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4] += x[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4];
+}
+
 // c = A B with few column blocks and many terms, 8 per step; terms from `terms` on are known to be zero. load_a(step, fragments
 // of all slabs); load_b(step, pair, fragments of column blocks 2 * pair and 2 * pair + 1). kAhead: fragments of A are loaded
-// one step before their use.
-template <bool kAhead, int kSteps, int kSlabs, int kBlocks, class LoadA, class LoadB>
+// one step before their use. kShortSums: the accumulators of the large products are added to c after every 32 terms, which needs
+// registers for them. Forward and backward of the same problem must agree in this: if one loses more by truncation than the other,
+// the difference is an error of one sign in all of P.
+template <bool kAhead, int kSteps, bool kShortSums = false, int kSlabs, int kBlocks, class LoadA, class LoadB>
 __device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], int terms, const LoadA& load_a,
                                               const LoadB& load_b) {
     constexpr int kPairs = kBlocks / 2, kTogether = 4;  // steps per iteration of the loop
     static_assert(kBlocks % 2 == 0 && kSteps % kTogether == 0, "column blocks come in pairs, steps in fours");
-    float small[kSlabs][kBlocks][4];
+    float large[kSlabs][kBlocks][4], small[kSlabs][kBlocks][4];
     clear(c);
     clear(small);
     uint32_t a[kSlabs][4], b[2][4];
@@ -65,6 +74,7 @@ __device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], in
     for (int first = 0; first < kSteps && first * 8 < terms; first += kTogether) {
         const bool more = first + kTogether < kSteps && (first + kTogether) * 8 < terms;
         SplitRows<kSlabs> rows;
+        if (kShortSums) clear(large);
 #pragma unroll
         for (int t = 0; t < kTogether * kPairs; ++t) {
             const int step = t / kPairs, pair = t % kPairs;
@@ -79,13 +89,13 @@ __device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], in
                 const uint32_t high[2] = {b[t % 2][2 * half], b[t % 2][2 * half + 1]};
                 const uint32_t low[2] = {low_of_right(high[0]), low_of_right(high[1])};
 #pragma unroll
-                for (int s = 0; s < kSlabs; ++s) rows.multiply(c[s][2 * pair + half], small[s][2 * pair + half], s, high, low);
+                for (int s = 0; s < kSlabs; ++s)
+                    rows.multiply((kShortSums ? large : c)[s][2 * pair + half], small[s][2 * pair + half], s, high, low);
             }
         }
+        if (kShortSums) add_elements(c, large);
     }
-#pragma unroll
-    for (int i = 0; i < kSlabs * kBlocks * 4; ++i)
-        c[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4] += small[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4];
+    add_elements(c, small);
 }
 
 // c += A B with few terms, 8 per step, A in registers, and many column blocks; blocks from column `cols` on are skipped.
