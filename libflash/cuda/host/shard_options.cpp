@@ -6,10 +6,12 @@ namespace libflash::cuda {
 
 namespace {
 
-const char* shard_option(const AttentionProblem& p) {
+// The name of the first such option of the problem, or nullptr. `delta_too`: delta is one of them.
+const char* shard_option(const AttentionProblem& p, bool delta_too) {
     if (p.has_positions) return "positions (FLASH_FLAG_POSITIONS)";
     if (p.continues) return "resume (FLASH_FLAG_CONTINUE)";
     if (p.adds) return "add (FLASH_FLAG_ADD)";
+    if (delta_too && p.delta.present) return "delta";
     if (!p.dropout.active()) return nullptr;
     if (p.dropout_numbers.sequences) return "sequence_numbers";
     return p.dropout_numbers.heads_total != p.heads_q ? "heads_total" : nullptr;
@@ -43,13 +45,8 @@ PositionsParams positions_params(const Positions& positions) {
 
 bool is_wide(const AttentionProblem& p, const TensorView& tensor) { return tensor.present && tensor.dtype != p.dtype; }
 
-bool has_no_shard_options(const AttentionProblem& p, std::string* why) {
-    if (p.delta.present) return reject(why, "delta: the kernel does not support it");
-    return has_only_delta(p, why);
-}
-
-bool has_only_delta(const AttentionProblem& p, std::string* why) {
-    if (const char* option = shard_option(p)) return reject(why, option, ": the kernel does not support it");
+bool has_no_shard_options(const AttentionProblem& p, std::string* why, bool allows_delta) {
+    if (const char* option = shard_option(p, !allows_delta)) return reject(why, option, ": the kernel does not support it");
     if (const char* result = wide_result(p)) return reject(why, result, ": the kernel writes the type of q only (", p.dtype, ")");
     return true;
 }

@@ -8,11 +8,9 @@
 
 namespace libflash::cuda {
 
-// Whether the problem has no such option. If it has one, writes its name to `why`, unless `why` is nullptr.
-bool has_no_shard_options(const AttentionProblem& problem, std::string* why);
-
-// The same, but the problem may have delta.
-bool has_only_delta(const AttentionProblem& problem, std::string* why);
+// Whether the problem has no such option. If it has one, writes its name to `why`, unless `why` is nullptr. `allows_delta`: delta
+// does not count.
+bool has_no_shard_options(const AttentionProblem& problem, std::string* why, bool allows_delta = false);
 
 // Whether the general instances of sm80 support the problem's options of this kind. If not, writes the reason to `why`.
 bool supports_shard_options(const AttentionProblem& problem, std::string* why);

@@ -55,7 +55,7 @@ bool adds_up(const char* argument, const char* what, int64_t terms, int64_t most
 }  // namespace
 
 bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why) {
-    if (!has_only_delta(problem, why) || !knows_options(problem, why)) return false;
+    if (!has_no_shard_options(problem, why, true) || !knows_options(problem, why)) return false;
     if (!tma_reads_all(problem, why) || !writes_in_vectors(problem, why)) return false;
     const int64_t most = most_keys_of_accumulators(config);
     if (!adds_up("k", "keys", longest_sum(problem, config.tile_q), most, why)) return false;
