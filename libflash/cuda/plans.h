@@ -56,6 +56,7 @@ struct PrefillPlan {
     int64_t fewest_rows = 0;
     bool invariant = false;        // the instance for invariant rows
     bool long_sums = false;        // as in ForwardPlan
+    int multiprocessors = 0;       // of the device
     LaunchShape order, attention;  // steps of ForwardStep
     Workspace workspace;           // "sequence_order", "long_sums"
 };

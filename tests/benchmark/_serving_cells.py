@@ -63,12 +63,30 @@ def decodes(batch: int, keys: int) -> tuple[Sequence, ...]:
     return (Sequence(1, keys),) * batch
 
 
+# Chunks, rows of a chunk, decodes, keys of every sequence, page size.
+MIXED = (
+    (4, 2048, 60, 8192, 16),
+    (4, 2048, 60, 8192, 64),
+    (1, 2048, 60, 8192, 64),
+    (4, 512, 120, 4096, 64),
+    (2, 4096, 16, 32768, 64),
+)
+
+
 def cells() -> list[Cell]:
     chunks = [
         Cell("chunk", f"rows={rows} keys={keys} page={page}", (Sequence(rows, keys),), page)
         for rows, keys, page in itertools.product((512, 2048, 8192), (8192, 65536), (16, 64))
     ]
-    mixed = (Sequence(2048, 8192),) * 4 + decodes(60, 8192)
+    mixed = [
+        Cell(
+            "mixed",
+            f"chunks={chunks}x{rows} decodes={count} keys={keys} page={page}",
+            (Sequence(rows, keys),) * chunks + decodes(count, keys),
+            page,
+        )
+        for chunks, rows, count, keys, page in MIXED
+    ]
     trees = [
         Cell("tree", f"nodes={nodes} B={batch} keys={keys}", (Sequence(nodes, keys),) * batch)
         for nodes, (batch, keys) in itertools.product((8, 16, 64), ((8, 8192), (64, 2048)))
@@ -79,8 +97,7 @@ def cells() -> list[Cell]:
         for code, (batch, keys) in itertools.product(("e4m3", "int8"), sizes)
     ]
     lengths = Cell("lengths", "B=256 keys=100..100k", log_uniform(256, 100, 100_000))
-    mixed_step = Cell("mixed", "chunks=4x2048 decodes=60 keys=8192", mixed)
-    return [*chunks, mixed_step, lengths, *trees, *codes, *latent_cells(), *invariant_cells(), *append_cells(), prefix_cell()]
+    return [*chunks, *mixed, lengths, *trees, *codes, *latent_cells(), *invariant_cells(), *append_cells(), prefix_cell()]
 
 
 def latent_cells() -> list[Cell]:

@@ -9,7 +9,8 @@ random order. Inputs that the L2 cache could keep are rotated: each call reads o
 CUDA graphs; contenders take turns; medians. Each line has the time of the call and of what it is compared with, and its target:
 
     chunk     rows of one sequence after keys in pages, against the dense forward call for the same operations
-    mixed     4 chunks of 2048 rows beside 60 decodes, all with 8k keys, against the chunks alone and the decodes alone
+    mixed     chunks beside decodes (the target's case: 4 of 2048 rows, 60 decodes, 8k keys), against the chunks alone and the
+              decodes alone
     lengths   256 decodes with log-uniform lengths from 100 to 100k, against the bytes of K and V at 4.4 TB/s
     tree      trees of 8, 16 and 64 nodes, against one row for each sequence
     codes     caches of 8 bits (e4m3 with a scale for each head, int8 with one for each row), against bfloat16

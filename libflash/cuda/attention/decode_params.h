@@ -109,6 +109,7 @@ struct DecodeParams {
     int32_t segment;      // instance for invariant rows: keys of each segment; 0: as in invariant_segments.h
     bool values_in_keys;  // the values are the first channels of the keys
     SharedPrefixParams shared;
+    bool beside_prefill;  // the attention kernel runs beside the prefill kernel (beside_prefill.cuh)
 };
 
 // The elements of a cache. plain: of the type of the queries; scaled: likewise, with scales; codes: 8-bit codes, with or without

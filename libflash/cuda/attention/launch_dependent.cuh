@@ -9,7 +9,8 @@
 namespace libflash::cuda {
 
 // `overlap` requires a GPU with this feature and a kernel that always waits before it writes anything or reads data that its
-// results depend on. If the previous kernel does not call allow_next_kernel(), only the launch latency is hidden.
+// results depend on (beside_prefill.cuh has the exception). If the previous kernel does not call allow_next_kernel(), only the
+// launch latency is hidden.
 template <class... Params>
 int launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream, bool overlap,
                      const Params&... params) {

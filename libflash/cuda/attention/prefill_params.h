@@ -9,8 +9,10 @@ namespace libflash::cuda {
 // `k` and `v` are not used: keys and values are in the cache, in the rows that decode_keys.cuh computes.
 struct PrefillParams : ForwardParams {
     CacheParams cache;
-    LengthsParams news;   // the new rows of each sequence
-    int32_t fewest_rows;  // the decode kernels compute sequences with fewer query rows
+    LengthsParams news;       // the new rows of each sequence
+    int32_t fewest_rows;      // the decode kernels compute sequences with fewer query rows
+    int32_t blocks;           // thread blocks of the launch
+    int32_t multiprocessors;  // of the device, if the decode kernel runs beside this kernel; else 0
 };
 
 }  // namespace libflash::cuda

@@ -54,6 +54,12 @@ AppendParams append_params(const DecodeProblem& problem, void* rotated) {
     return params;
 }
 
+// Whether the attention kernel and the prefill kernel run at the same time. With the kernel for shared keys (not `ragged`) they
+// do not: it must end before the attention kernel begins. The prefill kernel for invariant rows has no registers for it.
+bool runs_beside_prefill(const DecodePlan& plan) {
+    return plan.prefill.name && !plan.prefill.plan.invariant && plan.ragged && plan.attention.blocks > 0;
+}
+
 void fill_in_score_options(DecodeParams& params, const DecodeProblem& problem) {
     params.softcap = static_cast<float>(problem.softcap);
     params.left = window_side(problem.mask_rule.left);
@@ -161,11 +167,14 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     // With shared keys the kernel does not read the first keys of a split.
     params.fetch_early = plan.dependent_launch && plan.prefix_tiles == 0;
     params.ragged = ragged_params(problem, plan);
+    params.beside_prefill = runs_beside_prefill(plan);
     return params;
 }
 
 // The parameters of the prefill kernel. It reads the rotated queries and the cache rows that the append kernel has written.
-PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& decode, const PrefillPlan& plan, char* workspace) {
+PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& decode, const DecodePlan& of_call,
+                             char* workspace) {
+    const PrefillPlan& plan = of_call.prefill.plan;
     PrefillParams params{};
     fill_in_sizes(params, problem);
     params.q = decode.q;
@@ -180,6 +189,8 @@ PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& d
     params.cache = decode.cache;
     params.news = lengths_params(problem.new_rows);
     params.fewest_rows = static_cast<int32_t>(plan.fewest_rows);
+    params.blocks = static_cast<int32_t>(plan.attention.blocks);
+    if (decode.beside_prefill) params.multiprocessors = plan.multiprocessors;
     params.sequence_order = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("sequence_order"));
     if (plan.long_sums) params.long_sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("long_sums"));
     return params;
@@ -191,11 +202,18 @@ void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan
     if (problem.batch == 0 || problem.heads_k == 0) return;
     const DecodeParams params = make_params(problem, plan, static_cast<char*>(workspace));
     const DeviceGuard guard(problem.device.id);
-    check(kernel.decode(plan, params, stream), kernel.config.name);
-    if (!plan.prefill.name) return;
+    const auto launch = [&](const DecodePlan& of_decode) { check(kernel.decode(of_decode, params, stream), kernel.config.name); };
+    if (!plan.prefill.name) return launch(plan);
     const PrefillParams prefill =
-        prefill_params(problem, params, plan.prefill.plan, static_cast<char*>(workspace) + plan.workspace.offset("prefill"));
+        prefill_params(problem, params, plan, static_cast<char*>(workspace) + plan.workspace.offset("prefill"));
+    DecodePlan before = plan;  // what is launched before the prefill kernel
+    if (params.beside_prefill) before.attention = before.combine = {};
+    launch(before);
     check(plan.prefill.launch(plan.prefill.plan, prefill, stream), plan.prefill.name);
+    if (!params.beside_prefill) return;
+    DecodePlan after = plan;
+    after.append = after.append_codes = {};
+    launch(after);
 }
 
 }  // namespace libflash::cuda

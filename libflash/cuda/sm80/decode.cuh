@@ -6,6 +6,7 @@
 #include "cuda/attention/combine_splits.cuh"
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/element.cuh"
+#include "cuda/attention/beside_prefill.cuh"
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/config.h"
 #include "cuda/params.h"
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(RaggedInstance<Kernel, kStorage, kRows>::Large
     extern __shared__ __align__(128) char shared[];
     using Instance = RaggedInstance<Kernel, kStorage, kRows>;
     allow_next_kernel();
-    wait_for_previous_kernel();
+    if (!wait_unless_beside_prefill(params)) return;
     // The order of thread blocks: first the tiles of a key head, then the key heads, then the splits.
     const int head_of_all = divide(blockIdx.x, params.by_tiles), split = divide(head_of_all, params.by_heads);
     [[maybe_unused]] const int head = head_of_all - split * params.heads_k;  // unused where nvcc compiles for the host
@@ -132,7 +133,8 @@ int launch_attention(Attention kernel, const DecodePlan& plan, const DecodeParam
     const LaunchShape& shape = plan.attention;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params);
+    return launch_dependent(kernel, shape.blocks + waiting_blocks(params), shape.threads, shape.shared_bytes, stream,
+                            plan.dependent_launch, params);
 }
 
 // Calls do_with(keys, appends, storage) with the template parameters of the instance as integral constants.

@@ -5,6 +5,7 @@
 // keys: a consumer warpgroup for each 64 rows (decode_rows_consumer.cuh) and a producer warp (decode_rows_producer.cuh).
 #pragma once
 
+#include "cuda/attention/beside_prefill.cuh"
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/dependent_launch.cuh"
@@ -31,9 +32,9 @@ struct DecodeRowsBlock {
             tma_prefetch_map(context.maps.v);
             context.storage.init();
         }
-        wait_for_previous_kernel();
+        const bool has_rows = wait_unless_beside_prefill(context.params);
         allow_next_kernel();
-        if (!find_work_tile()) return;
+        if (!has_rows || !find_work_tile()) return;
         const DecodeWorkTile& work_tile = context.storage.work_tile;
         if (work_tile.tiles == 0) return store_without_keys<Traits>(context.params, work_tile.rows);
         const int warp = uniform_warp();
@@ -114,7 +115,8 @@ int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaS
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params, maps);
+    return launch_dependent(kernel, shape.blocks + waiting_blocks(params), shape.threads, shape.shared_bytes, stream,
+                            plan.dependent_launch, params, maps);
 }
 
 // The resources of each instance.

@@ -94,7 +94,7 @@ constexpr bool has_invariant_prefill(const KernelConfig& config) { return config
 
 // Size of the workspace of sm90/sequence_order.cuh.
 inline size_t sequence_order_bytes(int64_t batch, int64_t units) {
-    return sizeof(int32_t) * static_cast<size_t>(3 + 2 * batch + units);
+    return sizeof(int32_t) * static_cast<size_t>(4 + 2 * batch + units);
 }
 
 }  // namespace libflash::cuda

@@ -21,6 +21,9 @@ struct ForwardSchedulerWarp {
     __device__ __forceinline__ void run() const {
         if constexpr (Traits::kDynamic) wait_for_previous_kernel();
         const bool leader = elect_one();
+        if constexpr (Traits::kBesideDecode) {
+            if (leader && context.params.multiprocessors > 0) allow_next_kernel();
+        }
         PipelineState<Storage::kScheduledTiles> scheduled(context.storage.scheduled);
         ScheduleCursor cursor = scheduler.begin();
         int slot = 0;

@@ -24,6 +24,11 @@ struct ForwardTileScheduler {
     // Only some calls of the instance with the rare options have a dynamic schedule.
     __device__ __forceinline__ bool is_dynamic() const { return !Traits::kRareOptions || context.params.sequence_order; }
 
+    // The number of thread blocks that work.
+    __device__ __forceinline__ int blocks() const {
+        if constexpr (Traits::kBesideDecode) return SequenceOrder(context.params).blocks();
+        return static_cast<int>(gridDim.x);
+    }
     // The cursor of the first pass.
     __device__ __forceinline__ ScheduleCursor begin() const { return {0, end_index(gridDim.x), false}; }
     // The end of the indices in the static schedule, for `blocks` thread blocks.
@@ -99,9 +104,9 @@ private:
                 assignment.writers = context.storage.recompute.warps_of(unit);
             } while (assignment.writers == 0);
         } else {
-            const int blocks = gridDim.x, block = blockIdx.x, taken = cursor.next++;
-            unit = taken == 0 ? block : 2 * blocks - 1 - block;
-            if (leader && taken > 1) unit = 2 * blocks + atomicAdd(order.counter(), 1);
+            const int all = blocks(), block = blockIdx.x, taken = cursor.next++;
+            unit = taken == 0 ? block : 2 * all - 1 - block;
+            if (leader && taken > 1) unit = 2 * all + atomicAdd(order.counter(), 1);
             unit = __shfl_sync(0xffffffffu, unit, 0);
             if (unit >= order.units()) return false;
             if (leader) order.previous_unit()[unit] = context.storage.dynamic.newest, context.storage.dynamic.newest = unit;

@@ -38,6 +38,8 @@ struct ForwardTraits {
     static constexpr bool kInvariant = kInstance == ForwardInstance::invariant;
     static constexpr bool kCache = kInvariant || kInstance == ForwardInstance::cache;  // keys and values are in a cache
     static constexpr int kProducerWarps = kCache ? 2 : 1;                              // over a cache: one for Q and K, one for V
+    // Whether decode kernels can run at the same time (prefill_share.cuh). With invariant rows there are too few registers.
+    static constexpr bool kBesideDecode = kCache && !kInvariant;
     using Params =
         std::conditional_t<kCache, PrefillParams, std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>>;
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/sm90/forward.cuh"
+#include "cuda/sm90/prefill_share.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -12,8 +13,18 @@ __global__ void __launch_bounds__(ForwardTraits<Kernel, kInstance>::kThreads, 1)
     prefill_kernel(const __grid_constant__ PrefillParams params, const __grid_constant__ ForwardTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
     using Traits = ForwardTraits<Kernel, kInstance>;
+    if (Traits::kBesideDecode && params.multiprocessors > 0) {
+        wait_for_previous_kernel();
+        if (static_cast<int>(blockIdx.x) >= SequenceOrder(params).blocks()) return;
+    }
     const ForwardContext<Traits> context(params, maps, Traits::QTile::align(shared));
     ForwardKernel<Traits>{context}.run();
+}
+
+template <class Kernel, int kTileRows>
+__global__ void __launch_bounds__(kOrderThreads) prefill_order_kernel(const __grid_constant__ PrefillParams params) {
+    const int units = write_sequence_order<kTileRows>(params), blocks = prefill_share(params, units);
+    if (threadIdx.x == 0) SequenceOrder(params).blocks() = blocks;
 }
 
 template <class Kernel, ForwardInstance kInstance>
@@ -26,7 +37,7 @@ int launch_prefill_instance(const PrefillPlan& plan, const PrefillParams& params
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
     if (error != cudaSuccess) return error;
-    const auto order = order_kernel<Kernel, Traits::kBlockM, PrefillParams>;
+    const auto order = prefill_order_kernel<Kernel, Traits::kBlockM>;
     order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, stream>>>(params);
     return launch_dependent(kernel, plan.attention.blocks, plan.attention.threads, plan.attention.shared_bytes, stream, true,
                             params, maps);

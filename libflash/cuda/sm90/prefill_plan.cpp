@@ -17,6 +17,7 @@ PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, con
     PrefillPlan plan;
     if (!pays_for_prefill(config, problem, device.multiprocessors)) return plan;
     plan.invariant = instance == ForwardInstance::invariant;
+    plan.multiprocessors = device.multiprocessors;
     plan.tile_q = forward_tile_q(config, instance);
     plan.tile_k = forward_tile_k(config, instance);
     plan.fewest_rows = fewest_prefill_rows(plan.tile_q, instance);

@@ -9,6 +9,8 @@
 
 namespace libflash::cuda::sm90 {
 
+constexpr int kOrderThreads = 512;
+
 // The state of the scheduler, in the workspace.
 struct SequenceOrder {
     int32_t* base;
@@ -18,11 +20,12 @@ struct SequenceOrder {
         : base(params.sequence_order), batch(params.batch) {}
     __device__ __forceinline__ int* counter() const { return base; }  // units taken after the first two of each thread block
     __device__ __forceinline__ int& units() const { return base[1]; }
-    __device__ __forceinline__ int* sequence() const { return base + 2; }       // by position in the order: the sequence
-    __device__ __forceinline__ int* first() const { return base + 2 + batch; }  // likewise: its first unit; at the end, all units
+    __device__ __forceinline__ int& blocks() const { return base[2]; }          // prefill: the thread blocks that work
+    __device__ __forceinline__ int* sequence() const { return base + 3; }       // by position in the order: the sequence
+    __device__ __forceinline__ int* first() const { return base + 3 + batch; }  // likewise: its first unit; at the end, all units
     __device__ __forceinline__ int* previous_unit() const {
         // For each unit: the unit that its thread block took before it, or -1.
-        return base + 3 + 2 * int64_t{batch};
+        return base + 4 + 2 * int64_t{batch};
     }
 
     // The position in the order of the sequence that a unit belongs to. A whole warp calls it.
@@ -49,12 +52,11 @@ struct SequenceOrder {
     }
 };
 
-constexpr int kOrderThreads = 512;
-
 // One thread block writes the order. It sorts groups of kOrderThreads sequences, not all sequences: among more sequences none is
-// a large part of the work. Unit numbers are clamped to the size of the workspace, so that wrong lengths do no harm.
-template <class Kernel, int kTileRows, class Params>
-__global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ Params params) {
+// a large part of the work. Unit numbers are clamped to the size of the workspace, so that wrong lengths do no harm. Returns the
+// number of units.
+template <int kTileRows, class Params>
+__device__ __forceinline__ int write_sequence_order(const Params& params) {
     __shared__ int keys[kOrderThreads], sums[kOrderThreads];
     const SequenceOrder order(params);
     const int most = params.schedule.heads * params.schedule.tiles;
@@ -90,6 +92,12 @@ __global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_const
         *order.counter() = order.first()[0] = 0;
         order.units() = before;
     }
+    return before;
+}
+
+template <class Kernel, int kTileRows, class Params>
+__global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ Params params) {
+    write_sequence_order<kTileRows>(params);
 }
 
 }  // namespace libflash::cuda::sm90

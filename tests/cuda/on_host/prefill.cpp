@@ -32,6 +32,7 @@ struct Case {
     bool heads_first, sink;
     int absent;  // every n-th page or entry does not exist; 0: all do
     std::vector<Sequence> sequences;
+    bool beside_decode = false;  // one of the thread blocks may leave its multiprocessor to decode
 
     int head_dim_v() const { return head_dim - (HEAD_DIM - HEAD_DIM_V); }
     int heads() const { return kHeadsK * group; }
@@ -141,6 +142,8 @@ struct Problem {
         plan.attention = launch_shape(std::min<int64_t>(units, kMultiprocessors), resources(ForwardStep::attention));
         sequence_order.assign(sequence_order_bytes(batch, units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last is a guard
         params.sequence_order = sequence_order.data();
+        params.blocks = static_cast<int>(plan.attention.blocks);
+        if (c.beside_decode) params.multiprocessors = kMultiprocessors;
         if (!needs_long_sums(PrefillKernel::config, c.capacity)) return;
         const size_t bytes = plan.attention.blocks * long_sums_bytes(plan.tile_q, HEAD_DIM_V);
         long_sums.assign(bytes / sizeof(float) + 1, NAN);
@@ -205,9 +208,10 @@ bool check(const Case& c) {
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
     const bool good = relative <= kRounding && worst_lse < 1e-4 && others;
     std::printf(
-        "%s page %d group %d capacity %d dim %d window %d %d size %g absent %d: relative error %.2e, lse %.1e, others %d\n",
-        good ? "ok" : "WRONG", c.page_size, c.group, c.capacity, c.head_dim, c.left, c.right, c.size, c.absent, relative,
-        worst_lse, others);
+        "%s page %d group %d capacity %d dim %d window %d %d size %g absent %d blocks %d: relative error %.2e, lse %.1e, others "
+        "%d\n",
+        good ? "ok" : "WRONG", c.page_size, c.group, c.capacity, c.head_dim, c.left, c.right, c.size, c.absent,
+        p.sequence_order[2], relative, worst_lse, others);
     return good;
 }
 
@@ -217,6 +221,7 @@ int main(int, char** argv) {
     const std::vector<Sequence> mixed = {{1, 1, 200}, {130, 130, 70}, {0, 0, 50}, {63, 63, 100}, {64, 64, 0}, {257, 257, 33}};
     const Case cases[] = {
         {16, 1, 300, kDim, kAll, 0, 1, false, false, 0, mixed},
+        {16, 1, 300, kDim, kAll, 0, 1, false, false, 0, mixed, true},
         {0, 2, 300, kDim, kAll, 0, 1, false, true, 0, mixed},
         {64, 2, 320, kDim - 8, kAll, 0, 1, true, true, 0, mixed},
         {48, 1, 336, kDim, kAll, kAll, 1, false, false, 0, {{200, 0, 301}, {100, 100, 7}}},
@@ -228,6 +233,7 @@ int main(int, char** argv) {
         {64, 1, 400, kDim, 200, 20, 1, true, false, 4, {{150, 150, 230}, {100, 60, 199}, {90, 0, 0}}},
         {0, 1, 200, kDim, kAll, 0, 1, false, false, 2, {{100, 100, 90}, {80, 80, 100}, {70, 70, -5}}},  // absent entries
         {32, 3, 700, kDim, kAll, 0, 1, true, false, 0, {{330, 330, 340}, {1, 1, 600}, {200, 200, 0}}},
+        {32, 3, 700, kDim, 300, 0, 1, true, false, 0, {{330, 330, 340}, {1, 1, 600}, {9, 9, 600}, {200, 200, 0}}, true},
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);
