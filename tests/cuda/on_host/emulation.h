@@ -396,7 +396,10 @@ inline float __double2float_rz(double x) {
 }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
-inline int atomicAdd(int* address, int value) { return std::exchange(*address, *address + value); }
+template <class Number>
+Number atomicAdd(Number* address, Number x) {
+    return std::exchange(*address, *address + x);
+}
 template <class Integer>
 Integer atomicMin(Integer* address, Integer x) {
     return std::exchange(*address, std::min(*address, x));

@@ -32,7 +32,7 @@ struct Case {
     bool heads_first, sink;
     int absent;  // every n-th page or entry does not exist; 0: all do
     std::vector<Sequence> sequences;
-    bool beside_decode = false;  // one of the thread blocks may leave its multiprocessor to decode
+    bool beside_decode = false;  // one of the thread blocks leaves its multiprocessor to decode
 
     int head_dim_v() const { return head_dim - (HEAD_DIM - HEAD_DIM_V); }
     int heads() const { return kHeadsK * group; }
@@ -143,7 +143,8 @@ struct Problem {
         sequence_order.assign(sequence_order_bytes(batch, units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last is a guard
         params.sequence_order = sequence_order.data();
         params.blocks = static_cast<int>(plan.attention.blocks);
-        if (c.beside_decode) params.multiprocessors = kMultiprocessors;
+        // Beside decode one thread block has no work. prefill_share() alone would leave none out on so few multiprocessors.
+        if (c.beside_decode) params.blocks -= 1, params.multiprocessors = kMultiprocessors;
         if (!needs_long_sums(PrefillKernel::config, c.capacity)) return;
         const size_t bytes = plan.attention.blocks * long_sums_bytes(plan.tile_q, HEAD_DIM_V);
         long_sums.assign(bytes / sizeof(float) + 1, NAN);
