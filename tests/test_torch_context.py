@@ -198,6 +198,8 @@ def refusals_job(rank: int) -> list[tuple[str, str]]:
     refused(x, x, x, alibi_slopes=[1.0] * 4 if rank == 0 else torch.ones(4))
     refused(x[0], x[0], x[0], cu_seqlens=[0, 3.5, 16])
     refused(x, x, x, softcap=-1.0)
+    refused(x, x, x, dropout_p=0.5, seed=1.5)
+    refused(x, x, x, dropout_p=0.5, seed=1, offset="2")
     refused(x, x, x, learnable_sink=torch.ones(4, dtype=torch.int32))
     refused(x, x, x, learnable_sink=torch.ones(4, requires_grad=rank == 0))
     refused(*(y.transpose(-1, -2).contiguous().transpose(-1, -2) for y in (x, x, x)))
@@ -251,6 +253,8 @@ TEXTS = [
     "alibi_slopes must be a tensor, not list",
     "cu_seqlens is [0, 3.5, 16]; it must be a list or an array of integers",
     "softcap: must be 0 (off), or positive and finite",
+    "seed is of type float; it must be an integer",
+    "offset is of type str; it must be an integer",
     "learnable_sink: dtype must be float32",
     "requires_grad must be the same on all ranks of the group: it is True on rank 0 and False on rank 1",
     "q: the last dimension must be contiguous",
@@ -286,6 +290,19 @@ def test_refusals_are_the_same_on_all_ranks(tmp_path: pathlib.Path) -> None:
         assert wanted in text, text
         assert kind == other_kind == "InvalidError"
         assert text.removeprefix("rank 1: ").removeprefix("rank 0: ") == other.removeprefix("rank 0: ")
+
+
+def numpy_seed_job(rank: int) -> list[torch.Tensor]:
+    """Seed and offset of Python, then on one rank of NumPy, then another offset."""
+    x = torch.ones(1, 8, 2, 8)
+    numbers = [(7, 3), (np.uint64(7), np.int32(3)) if rank == 1 else (7, 3), (7, np.int64(4))]
+    return [adapter.context_parallel_attention(x, x, x, dropout_p=0.5, seed=seed, offset=offset) for seed, offset in numbers]
+
+
+def test_seed_and_offset_may_be_of_numpy(tmp_path: pathlib.Path) -> None:
+    for of_python, of_numpy, with_other_offset in run_ranks(2, tmp_path, numpy_seed_job):
+        assert torch.equal(of_python, of_numpy)
+        assert not torch.equal(of_python, with_other_offset)
 
 
 def subgroups_job(rank: int) -> dict[str, Any]:

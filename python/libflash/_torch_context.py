@@ -158,13 +158,20 @@ def read_arguments(
     window = read_window(window_size)
     if dropout_p and seed is None:
         raise InvalidError("seed is None; with dropout_p it must be an integer, the same on all ranks")
-    if seed is not None and not isinstance(seed, int):
-        raise InvalidError(f"seed is of type {type(seed).__name__}; it must be an integer")
     documents = documents_of(cu_seqlens)
     numbers = {name: constant(value, name) for name, value in scores.items()}
-    numbers |= {"dropout_p": dropout_p, "seed": seed or 0, "offset": offset, "backend": backend}
+    numbers |= {"dropout_p": dropout_p, "backend": backend}
+    numbers |= {name: read_integer(value, name) for name, value in (("seed", seed or 0), ("offset", offset))}
     flags = _core.flag(causal, "causal"), window, _core.flag(deterministic, "deterministic")
     return Arguments(scheme, order, documents, *flags, numbers, transport)
+
+
+def read_integer(value: Any, name: str) -> int:
+    """Of Python or NumPy."""
+    try:
+        return index(value)
+    except TypeError:
+        raise InvalidError(f"{name} is of type {type(value).__name__}; it must be an integer") from None
 
 
 def read_window(window_size: Any) -> tuple[int, int]:

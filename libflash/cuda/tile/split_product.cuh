@@ -47,6 +47,7 @@ struct SplitRows {
     }
 };
 
+// c += x.
 template <int kSlabs, int kBlocks>
 __device__ __forceinline__ void add_elements(float (&c)[kSlabs][kBlocks][4], const float (&x)[kSlabs][kBlocks][4]) {
 #pragma unroll
@@ -57,8 +58,8 @@ __device__ __forceinline__ void add_elements(float (&c)[kSlabs][kBlocks][4], con
 // c = A B with few column blocks and many terms, 8 per step; terms from `terms` on are known to be zero. load_a(step, fragments
 // of all slabs); load_b(step, pair, fragments of column blocks 2 * pair and 2 * pair + 1). kAhead: fragments of A are loaded
 // one step before their use. kShortSums: the accumulators of the large products are added to c after every 32 terms, which needs
-// registers for them. Forward and backward of the same problem must agree in this: if one loses more by truncation than the other,
-// the difference is an error of one sign in all of P.
+// registers for them. Forward and backward of the same problem must agree in this: if one loses more by truncation than the
+// other, the difference is an error of one sign in all of P.
 template <bool kAhead, int kSteps, bool kShortSums = false, int kSlabs, int kBlocks, class LoadA, class LoadB>
 __device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], int terms, const LoadA& load_a,
                                               const LoadB& load_b) {
