@@ -161,7 +161,7 @@ def read_arguments(
     documents = documents_of(cu_seqlens)
     numbers = {name: constant(value, name) for name, value in scores.items()}
     numbers |= {"dropout_p": dropout_p, "backend": backend}
-    numbers |= {name: read_integer(value, name) for name, value in (("seed", seed or 0), ("offset", offset))}
+    numbers |= {"seed": 0 if seed is None else read_integer(seed, "seed"), "offset": read_integer(offset, "offset")}
     flags = _core.flag(causal, "causal"), window, _core.flag(deterministic, "deterministic")
     return Arguments(scheme, order, documents, *flags, numbers, transport)
 
