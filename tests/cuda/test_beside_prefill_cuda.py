@@ -4,7 +4,7 @@ before prefill, and in captured graphs; the result is that of the two parts in c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -21,8 +21,12 @@ pytestmark = pytest.mark.skipif(
 
 every_kernel = pytest.mark.parametrize("kernel", parameters(KERNELS))
 HEADS_Q, HEADS_K, KEYS, PAGE = 16, 4, 6000, 64
-# Rows of the sequences: one long chunk and few decodes; many decodes and a short chunk; sequences without rows between them.
-STEPS = {"long chunk": (3000, 1, 0, 1), "many decodes": (200, *(1,) * 90, 0, 3), "chunks only": (700, 0, 300)}
+# Rows of the sequences, of which some have none: few and many decodes beside a chunk, so long that the prefill kernel takes it.
+STEPS = {"long chunk": (3000, 1, 0, 1), "many decodes": (900, *(1,) * 90, 0, 3), "chunks only": (700, 0, 300)}
+
+
+def cu_seqlens(rows: Iterable[int]) -> torch.Tensor:
+    return torch.tensor([0, *rows], device="cuda").cumsum(0).int()
 
 
 class Step:
@@ -36,17 +40,17 @@ class Step:
             return torch.randn(shape, device="cuda", generator=generator).to(dtype)
 
         self.rows = rows
-        self.lengths = torch.tensor([KEYS - 37 * (i % 50) for i in range(len(rows))], device="cuda", dtype=torch.int32)
+        lengths = torch.tensor([KEYS - 37 * (i % 50) for i in range(len(rows))], device="cuda", dtype=torch.int32)
         self.caches = [random(4 * columns, PAGE, HEADS_K, dim) for dim in dims]
-        self.table = torch.randint(4 * columns, (len(rows), columns), device="cuda", generator=generator).int()
+        table = torch.randint(4 * columns, (len(rows), columns), device="cuda", generator=generator).int()
         self.q = random(sum(rows), HEADS_Q, dims[0])
+        self.options = {"cache_seqlens": lengths, "block_table": table, "cu_seqlens_q": cu_seqlens(rows), "causal": True}
+        assert f"{kernel['name']}, tile" in libflash.explain(self.q, *self.caches, op="decode", **self.options)
 
     def call(self, keep: Callable[[int], bool] = lambda rows: True, **more: object) -> tuple[torch.Tensor, torch.Tensor]:
         """The step with the rows of the sequences that `keep` accepts."""
-        rows = [n if keep(n) else 0 for n in self.rows]
         q = torch.cat([part for part in self.q.split(self.rows) if keep(part.shape[0])])
-        cu_seqlens = torch.tensor([0, *rows], device="cuda").cumsum(0).int()
-        options = {"cache_seqlens": self.lengths, "block_table": self.table, "cu_seqlens_q": cu_seqlens, "causal": True}
+        options = self.options | {"cu_seqlens_q": cu_seqlens(n if keep(n) else 0 for n in self.rows)}
         return libflash.decode(q, *self.caches, return_lse=True, **options, **more)
 
 
@@ -96,14 +100,10 @@ def test_what_follows_in_a_graph_waits_for_both(kernel: dict, rows: tuple[int, .
     step = Step(kernel, rows)
     wanted = step.call()[0]
     out, copy = torch.zeros_like(wanted), torch.zeros_like(wanted)
-    q, caches = step.q, step.caches
-    cu_seqlens = torch.tensor([0, *rows], device="cuda").cumsum(0).int()
-    options = {"cache_seqlens": step.lengths, "block_table": step.table, "cu_seqlens_q": cu_seqlens, "causal": True}
-    libflash.decode(q, *caches, out=out, **options)  # the first call may load code
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out.fill_(7.0)
-        libflash.decode(q, *caches, out=out, **options)
+        libflash.decode(step.q, *step.caches, out=out, **step.options)
         copy.copy_(out)
         out.fill_(7.0)
     for _ in range(5):
