@@ -8,6 +8,7 @@
 
 #include "cuda/attention/invariant_segments.h"
 #include "cuda/attention/invariant_softmax.cuh"
+#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_range.cuh"
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(InvariantDecode<Kernel>::kThreads, InvariantDe
     extern __shared__ __align__(128) char shared[];
     using Body = InvariantDecode<Kernel>;
     allow_next_kernel();
-    if (!wait_unless_beside_prefill(params)) return;
+    wait_for_previous_kernel();
     // The order of thread blocks: first the tiles of a key head, then the key heads, then the segments. The last segments come
     // first, because they are longer.
     const int head_of_all = divide(blockIdx.x, params.by_tiles), from_last = divide(head_of_all, params.by_heads);
