@@ -8,8 +8,8 @@
 //
 // z: scale q . k, before the softcap `cap`; s: score; R: dropout, 0 or 1 / (1 - p_drop); mu: tangent of the LSE; ': transposed.
 //
-// For tdk and tdv all scores are transposed: the rows are keys. The kernel of tdq also computes tdbias, in a separate launch:
-// p ((ts - mu) x + y) without the slope g, summed where the bias is broadcast. A thread block then has a tile of the bias.
+// For tdk and tdv all scores are transposed: the rows are keys. The kernel of tdq also computes tdbias, in a separate launch
+// (backward_tangent_dbias.cuh).
 #pragma once
 
 #include "cuda/attention/bias_tile.cuh"
@@ -25,6 +25,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/sm80/backward_tangent_dbias.cuh"
 #include "cuda/sm80/backward_tangent_tiles.h"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -39,10 +40,11 @@ enum class TangentOutput { tdq, tdk, tdv };
 
 template <class T, int kHeadDim, int kBlockM, int kBlockN, TangentOutput kOutput>
 struct BackwardTangent {
+    using Element = T;
     static constexpr bool kFloat = std::is_same<T, float>::value, kTransposed = kOutput != TangentOutput::tdq;
     static constexpr bool kOfScores = kOutput != TangentOutput::tdv;  // needs dP and tdP
     static constexpr int kWarps = kBlockM / 16, kThreads = kWarps * 32;
-    static constexpr int kBlocks = kBlockN / 8, kChannelBlocks = kHeadDim / 8;
+    static constexpr int kBlockRows = kBlockM, kBlockCols = kBlockN, kBlocks = kBlockN / 8, kChannelBlocks = kHeadDim / 8;
     using RowTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
     using ColTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
     using Tiles = std::conditional_t<kTransposed, QueryTiles<kBlockN, kBlockM>, KeyTiles<kBlockM, kBlockN>>;
@@ -67,8 +69,7 @@ struct BackwardTangent {
     char* shared;
     int thread, warp, lane;
     Scores s, ts, x, y;
-    float sums[1][kChannelBlocks][4];  // tdbias uses the first kBlocks blocks
-    static_assert(kChannelBlocks >= kBlocks, "of tdbias");
+    float sums[1][kChannelBlocks][4];
 
     __device__ __forceinline__ BackwardTangent(const BackwardTangentParams& p, char* shared_memory)
         : params(p), shared(shared_memory) {
@@ -82,6 +83,7 @@ struct BackwardTangent {
     __device__ __forceinline__ const SequenceRows& sequence(bool keys) const { return keys ? common().k_rows : common().q_rows; }
     __device__ __forceinline__ int first_row() const { return common().work.tile * kBlockM; }
     __device__ __forceinline__ bool computes_dbias() const { return kOutput == TangentOutput::tdq && params.tdbias.data; }
+    __device__ __forceinline__ TangentOfDbias<BackwardTangent> of_dbias() { return {*this}; }
 
     // The tensors of one side, each followed by its tangent.
     __device__ __forceinline__ const RowsParams& tensor(bool keys, int i) const {
@@ -284,11 +286,7 @@ struct BackwardTangent {
         multiply(s, ts, 0, params.head_dim);
         apply_rules(head, tile);
         make_weights(keep);
-        if (computes_dbias()) {
-#pragma unroll
-            for (int i = 0; i < kBlocks * 4; ++i) sums[0][i / 4][i % 4] += y[0][i / 4][i % 4];
-            return;
-        }
+        if (computes_dbias()) return of_dbias().add();
         constexpr int kPair = kOfScores ? 0 : 2;
         const int channels = kOfScores ? params.head_dim : params.head_dim_v;
         add_sums(kOfScores ? y : ts, col_tile(kPair), channels);
@@ -322,16 +320,6 @@ struct BackwardTangent {
         const TileCoordinates work = tile_coordinates<kBlockM>(schedule, lengths, params.batch);
         if (work.batch >= 0 && work.tile * kBlockM >= SequenceRows::of(lengths, work.batch).owned) return {-1, 0, 0};
         return work;
-    }
-    // The next tile of rows that contributes to the tile of tdbias. batch < 0: there is none. One thread finds it and keeps the
-    // state of the search in shared memory, where the state takes no registers.
-    __device__ __forceinline__ TileCoordinates next_rows_of_bias() const {
-        BiasRows<kBlockM>& rows = common().bias_rows;
-        cp_async_wait<0>();  // if a block mask hides all keys of the rows, no tile has waited for the copies of the rows
-        __syncthreads();     // no warp reads the previous tiles
-        if (thread == 0 && !rows.next(params, params.tdbias)) rows.at.batch = -1;
-        __syncthreads();
-        return rows.at;
     }
 
     // Prepares Common for a tile of rows; after a barrier, starts to load the rows, unless there is no tile of keys.
@@ -387,40 +375,25 @@ struct BackwardTangent {
         }
     }
 
-    // Writes the tile of tdbias. The sums are staged in the memory of the rows.
-    __device__ __forceinline__ void store_bias() {
-        float* tile = reinterpret_cast<float*>(shared);  // kBlockM x kBlockN
-#pragma unroll
-        for (int i = 0; i < kBlocks * 4; ++i) {
-            const int n = i / 4, e = i % 4, row = warp * 16 + (e >> 1) * 8 + lane / 4;
-            tile[row * kBlockN + n * 8 + lane % 4 * 2 + (e & 1)] = sums[0][n][e];
-        }
-        __syncthreads();
-        const ScoreGradientParams& to = params.tdbias;
-        write_bias_tile<kBlockM, kBlockN, kThreads>(
-            to, common().bias_rows.tile, thread, [=](int row, int col) { return tile[row * kBlockN + col]; },
-            [&](int64_t at, float sum) { store_number<T>(to.data, at, to.is_float, undo_exponent_shift<T>() * sum); });
-    }
-
     __device__ __forceinline__ void run() {
         TileCoordinates work;
         if (!computes_dbias()) {
             work = find_rows();
             if (work.batch < 0) return;
-        } else if (thread == 0) {
-            common().bias_rows.start(params, params.tdbias, bias_tile_of<kBlockM, kBlockN>(params.tdbias, blockIdx.x));
+        } else {
+            of_dbias().start();
         }
         clear(sums);
 #pragma unroll 1
         do {
-            if (computes_dbias() && (work = next_rows_of_bias()).batch < 0) break;
+            if (computes_dbias() && (work = of_dbias().next_rows()).batch < 0) break;
             begin(work);
             loop();
         } while (computes_dbias());
         cp_async_wait<0>();
         __syncthreads();
         if (computes_dbias()) {
-            store_bias();
+            of_dbias().store();
         } else {
             store();
         }
