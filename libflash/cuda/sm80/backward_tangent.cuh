@@ -129,8 +129,7 @@ struct BackwardTangent {
         if constexpr (kFloat) {
             Scores product;
             split_product<true, kHeadDim / 8>(product, channels, load_a, load_b);
-#pragma unroll
-            for (int i = 0; i < kBlocks * 4; ++i) c[0][i / 4][i % 4] += product[0][i / 4][i % 4];
+            add_elements(c, product);
         } else {
             auto product = make_product<T, kHeadDim / 16, 1, 1, kBlocks>(load_a, load_b);
             product.start();
