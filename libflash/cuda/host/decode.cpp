@@ -202,18 +202,24 @@ void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan
     if (problem.batch == 0 || problem.heads_k == 0) return;
     const DecodeParams params = make_params(problem, plan, static_cast<char*>(workspace));
     const DeviceGuard guard(problem.device.id);
-    const auto launch = [&](const DecodePlan& of_decode) { check(kernel.decode(of_decode, params, stream), kernel.config.name); };
+    const auto launch = [&](const DecodePlan& launches) { check(kernel.decode(launches, params, stream), kernel.config.name); };
     if (!plan.prefill.name) return launch(plan);
     const PrefillParams prefill =
         prefill_params(problem, params, plan, static_cast<char*>(workspace) + plan.workspace.offset("prefill"));
-    DecodePlan before = plan;  // what is launched before the prefill kernel
-    if (params.beside_prefill) before.attention = before.combine = {};
-    launch(before);
-    check(plan.prefill.launch(plan.prefill.plan, prefill, stream), plan.prefill.name);
-    if (!params.beside_prefill) return;
-    DecodePlan after = plan;
-    after.append = after.append_codes = {};
-    launch(after);
+    const auto launch_prefill = [&] { check(plan.prefill.launch(plan.prefill.plan, prefill, stream), plan.prefill.name); };
+    if (!params.beside_prefill) {
+        launch(plan);
+        launch_prefill();
+        return;
+    }
+    // The prefill kernel is launched after the kernels that append and before the attention kernel (beside_prefill.cuh).
+    DecodePlan part = plan;
+    part.attention = part.combine = {};
+    launch(part);
+    launch_prefill();
+    part.append = part.append_codes = {};
+    part.attention = plan.attention, part.combine = plan.combine;
+    launch(part);
 }
 
 }  // namespace libflash::cuda
