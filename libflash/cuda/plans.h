@@ -166,6 +166,12 @@ struct DecodePlan {
     Workspace workspace;  // "rotated_q", "prefix_sums", "partial_out", "partial_lse", "prefill"
 };
 
+// Whether the attention kernel and the prefill kernel run at the same time. With the kernel for shared keys (not `ragged`) they
+// do not: it must end before the attention kernel begins. The prefill kernel for invariant rows has no registers for it.
+inline bool runs_beside_prefill(const DecodePlan& plan) {
+    return plan.prefill.name && !plan.prefill.plan.invariant && plan.ragged && plan.attention.blocks > 0;
+}
+
 struct CompressPlan {
     LaunchShape compress;
 };

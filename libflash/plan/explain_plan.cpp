@@ -29,7 +29,7 @@ struct LaunchLines {
     std::string& text;
     const char* label = "launch";
 
-    // `more`: text about how the launch is divided.
+    // `more`: text about this launch.
     void add(const char* what, const LaunchShape& shape, const std::string& more = "") {
         if (shape.blocks == 0) return;
         const std::string shared =
@@ -133,7 +133,7 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     line(text, "long chunks", "sequences of at least ", prefill.fewest_rows, " query rows: ", plan.prefill.name, ", tile ",
          prefill.tile_q, " queries x ", prefill.tile_k, " keys");
     launches.add("tile order", prefill.order);
-    launches.add("attention", prefill.attention);
+    launches.add("attention", prefill.attention, cuda::runs_beside_prefill(plan) ? ", at the same time as decode" : "");
 }
 
 // `of_cuda`: the CUDA part of the plan.

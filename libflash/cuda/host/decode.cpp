@@ -54,12 +54,6 @@ AppendParams append_params(const DecodeProblem& problem, void* rotated) {
     return params;
 }
 
-// Whether the attention kernel and the prefill kernel run at the same time. With the kernel for shared keys (not `ragged`) they
-// do not: it must end before the attention kernel begins. The prefill kernel for invariant rows has no registers for it.
-bool runs_beside_prefill(const DecodePlan& plan) {
-    return plan.prefill.name && !plan.prefill.plan.invariant && plan.ragged && plan.attention.blocks > 0;
-}
-
 void fill_in_score_options(DecodeParams& params, const DecodeProblem& problem) {
     params.softcap = static_cast<float>(problem.softcap);
     params.left = window_side(problem.mask_rule.left);
