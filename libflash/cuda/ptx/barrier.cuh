@@ -21,6 +21,17 @@ struct MBarrier {
     __device__ __forceinline__ void arrive() const {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
     }
+    // Arrives at the barrier with the same address in a thread block of the cluster.
+    __device__ __forceinline__ void arrive_in_cluster(uint32_t rank) const {
+        asm volatile(
+            "{\n"
+            ".reg .b32 there;\n"
+            "mapa.shared::cluster.u32 there, %0, %1;\n"
+            "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+            "}" ::"r"(address),
+            "r"(rank)
+            : "memory");
+    }
     // One arrival that also announces the bytes that asynchronous copies will bring.
     __device__ __forceinline__ void arrive_and_expect(uint32_t bytes) const {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
@@ -66,6 +77,11 @@ struct MBarrier {
 #endif
     }
 };
+
+// Waits until all threads of the cluster have called this.
+__device__ __forceinline__ void wait_for_cluster() {
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+}
 
 // Makes initialised mbarriers visible to asynchronous copies and to the cluster.
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }

@@ -26,6 +26,17 @@ __device__ __forceinline__ void tma_load(uint32_t smem_address, const CUtensorMa
         : "memory");
 }
 
+// The same for several thread blocks of the cluster (bit n of `ranks`: thread block n). The box goes to the same address in each
+// of them, and completes on the barrier with the same address there.
+__device__ __forceinline__ void tma_load_to(uint32_t ranks, uint32_t smem_address, const CUtensorMap& map,
+                                            const MBarrier& barrier, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(smem_address),
+        "l"(&map), "r"(barrier.address), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(static_cast<uint16_t>(ranks))
+        : "memory");
+}
+
 // Copies `bytes` consecutive bytes, a multiple of 16, between 16-byte aligned addresses; no tensor map is needed.
 __device__ __forceinline__ void tma_load_bytes(uint32_t smem_address, const void* global, int bytes, const MBarrier& barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address),

@@ -81,6 +81,7 @@ struct Block {
     char* shared = nullptr;
     std::vector<Fiber> fibers;
     Barrier all, warps[kMaxWarps], named[16];
+    Barrier cluster;                   // of its cluster, if this is the first thread block of one
     uint64_t slots[kMaxWarps][32][8];  // values exchanged by the lanes of a warp
     std::vector<unsigned> slowness;    // a warp runs in one of this many rounds
 
@@ -94,6 +95,7 @@ struct Machine {
     std::vector<Block> resident = std::vector<Block>(1);
     Block* block = nullptr;  // the running one
     unsigned block_index = 0, blocks = 0, threads = 0, thread = 0;
+    unsigned cluster = 1;                  // thread blocks of a cluster: neighbours in `resident`, which begin together
     unsigned most_resident = 1;            // for kernels with dynamic shared memory; above 1 they begin in random order
     int64_t polls = 0;                     // waits for other threads since the last arrival at an mbarrier
     std::function<void()> kernel, at_end;  // at_end: what each thread does after the kernel, if anything
@@ -171,7 +173,7 @@ inline void run_fiber() {
 
 inline void start_block(Block& block, unsigned index) {
     block.index = index;
-    block.all = {};
+    block.all = block.cluster = {};
     for (Barrier& barrier : block.warps) barrier = {};
     for (Barrier& barrier : block.named) barrier = {};
     for (Fiber& fiber : block.fibers) fiber.started = fiber.done = false, fiber.watched = nullptr;
@@ -210,6 +212,20 @@ inline void go_to(Block* block) {
     dynamic_shared = block->shared;
 }
 
+// The thread block with this rank in the cluster of the running one.
+inline Block& block_of_cluster(unsigned rank) {
+    const size_t own = static_cast<size_t>(machine.block - machine.resident.data());
+    return machine.resident[own / machine.cluster * machine.cluster + rank];
+}
+// Runs `what`, which must not yield, as if that thread block were the running one.
+template <class What>
+void in_block_of_cluster(unsigned rank, const What& what) {
+    Block* const own = machine.block;
+    go_to(&block_of_cluster(rank));
+    what();
+    go_to(own);
+}
+
 // Runs `what` now or, in disorder, at a random later time. Then the block that runs now is again the running one.
 inline void do_later(std::function<void()> what) {
     if (!machine.disorder) return what();
@@ -243,12 +259,23 @@ inline void complete_some() {
     }
 }
 
-// The order in which thread blocks begin.
-inline std::vector<unsigned> order_of_blocks() {
-    std::vector<unsigned> order(machine.blocks);
-    for (unsigned b = 0; b < machine.blocks; ++b) order[b] = b;
-    for (unsigned b = machine.blocks; b > 1 && machine.resident.size() > 1; --b) std::swap(order[b - 1], order[roll(b)]);
+// The order in which clusters begin.
+inline std::vector<unsigned> order_of_clusters() {
+    std::vector<unsigned> order(machine.blocks / machine.cluster);
+    const unsigned all = static_cast<unsigned>(order.size());
+    for (unsigned c = 0; c < all; ++c) order[c] = c;
+    for (unsigned c = all; c > 1 && machine.resident.size() > machine.cluster; --c) std::swap(order[c - 1], order[roll(c)]);
     return order;
+}
+
+// Begins the next cluster in the resident places from `place` on, if they are free. Returns whether any of them is in use then.
+inline bool fill_places(size_t place, const std::vector<unsigned>& order, size_t& begun) {
+    const auto first = machine.resident.begin() + place, last = first + machine.cluster;
+    if (std::any_of(first, last, [](const Block& block) { return !block.is_done(); })) return true;
+    if (begun == order.size()) return false;
+    for (unsigned rank = 0; rank < machine.cluster; ++rank) start_block(first[rank], order[begun] * machine.cluster + rank);
+    ++begun;
+    return true;
 }
 
 // The stack of a fiber. All launches use the same stacks: allocating them takes longer than many kernels run.
@@ -258,26 +285,26 @@ inline char* stack(size_t number) {
     return stacks[number].get();
 }
 
-inline void launch(unsigned blocks, unsigned threads, std::function<void()> kernel, unsigned resident = 1) {
+// `resident`: thread blocks that run at the same time, at least those of a cluster.
+inline void launch(unsigned blocks, unsigned threads, std::function<void()> kernel, unsigned resident = 1, unsigned cluster = 1) {
     machine.kernel = std::move(kernel);
     machine.threads = threads;
     machine.blocks = blocks;
-    machine.resident.resize(min(max(blocks, 1u), resident));
+    machine.cluster = cluster;
+    machine.resident.resize(max(min(max(blocks, 1u), resident) / cluster, 1u) * cluster);
     for (size_t i = 0; i < machine.resident.size(); ++i) {
         machine.resident[i].shared = shared_memory[i];
         machine.resident[i].fibers.assign(threads, {});
         for (unsigned thread = 0; thread < threads; ++thread)
             machine.resident[i].fibers[thread].stack = stack(i * threads + thread);
     }
-    const std::vector<unsigned> order = order_of_blocks();
-    unsigned begun = 0;
+    const std::vector<unsigned> order = order_of_clusters();
+    size_t begun = 0;
     for (unsigned round = 0;; ++round) {
         bool any = false;
-        for (Block& block : machine.resident) {
-            if (block.is_done() && begun < blocks) start_block(block, order[begun++]);
-            if (block.is_done()) continue;
-            any = true;
-            run_round(block, round);
+        for (size_t place = 0; place < machine.resident.size(); ++place) {
+            if (place % cluster == 0) any |= fill_places(place, order, begun);
+            if (!machine.resident[place].is_done()) run_round(machine.resident[place], round);
         }
         if (!any) break;
         complete_some();

@@ -28,6 +28,14 @@ struct MBarrier {
         state().pending = state().needed;
     }
     void arrive() const {
+        count_arrival();
+        emulation::fall_behind();  // reveals a thread that still reads memory that it has released
+    }
+    void arrive_in_cluster(uint32_t rank) const {
+        emulation::in_block_of_cluster(rank, [this] { count_arrival(); });
+        emulation::fall_behind();
+    }
+    void count_arrival() const {
         emulation::machine.polls = 0;
         if (state().pending == 0) {
             std::puts("WRONG: more arrivals at a barrier than it was made for");
@@ -36,7 +44,6 @@ struct MBarrier {
         }
         --state().pending;
         finish_phase();
-        emulation::fall_behind();  // reveals a thread that still reads memory that it has released
     }
     void arrive_and_expect(uint32_t bytes) const {
         state().bytes += static_cast<int32_t>(bytes);
@@ -54,6 +61,10 @@ struct MBarrier {
     }
 };
 
+inline void wait_for_cluster() {
+    emulation::wait(emulation::block_of_cluster(0).cluster,
+                    static_cast<int>(emulation::machine.cluster * emulation::machine.threads));
+}
 inline void fence_barrier_init() {}
 inline void fence_shared_for_async() {}
 inline void named_barrier_wait(int id, int threads) { emulation::wait(emulation::machine.block->named[id], threads); }

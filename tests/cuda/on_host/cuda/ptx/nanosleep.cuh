@@ -5,6 +5,6 @@
 
 namespace libflash::cuda {
 
-inline void nanosleep(uint32_t) {}
+inline void nanosleep(uint32_t) { emulation::poll(); }
 
 }  // namespace libflash::cuda

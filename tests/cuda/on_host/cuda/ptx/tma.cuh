@@ -33,6 +33,12 @@ inline void tma_load(uint32_t address, const CUtensorMap& map, const MBarrier& b
     emulation::do_later([=] { copy_box(address, words, barrier, {c0, c1, c2, c3}); });
 }
 
+inline void tma_load_to(uint32_t ranks, uint32_t address, const CUtensorMap& map, const MBarrier& barrier, int c0, int c1, int c2,
+                        int c3) {
+    for (unsigned rank = 0; rank < emulation::machine.cluster; ++rank)
+        if (ranks >> rank & 1) emulation::in_block_of_cluster(rank, [&] { tma_load(address, map, barrier, c0, c1, c2, c3); });
+}
+
 inline void tma_load_bytes(uint32_t address, const void* global, int bytes, const MBarrier& barrier) {
     emulation::do_later([=] {
         std::memcpy(shared_pointer(address), global, bytes);
