@@ -55,6 +55,7 @@ struct PrefillPlan {
     ScheduleParams schedule{};
     int64_t fewest_rows = 0;
     bool invariant = false;        // the instance for invariant rows
+    bool in_pairs = false;         // thread blocks work in pairs (sm90/block_pair.cuh)
     bool long_sums = false;        // as in ForwardPlan
     int multiprocessors = 0;       // of the device
     LaunchShape order, attention;  // steps of ForwardStep

@@ -133,7 +133,9 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     line(text, "long chunks", "sequences of at least ", prefill.fewest_rows, " query rows: ", plan.prefill.name, ", tile ",
          prefill.tile_q, " queries x ", prefill.tile_k, " keys");
     launches.add("tile order", prefill.order);
-    launches.add("attention", prefill.attention, cuda::runs_beside_prefill(plan) ? ", at the same time as decode" : "");
+    launches.add("attention", prefill.attention,
+                 text_of(prefill.in_pairs ? ", in pairs that share loads of keys" : "",
+                         cuda::runs_beside_prefill(plan) ? ", at the same time as decode" : ""));
 }
 
 // `of_cuda`: the CUDA part of the plan.

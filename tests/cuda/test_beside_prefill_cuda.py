@@ -45,7 +45,9 @@ class Step:
         table = torch.randint(4 * columns, (len(rows), columns), device="cuda", generator=generator).int()
         self.q = random(sum(rows), HEADS_Q, dims[0])
         self.options = {"cache_seqlens": lengths, "block_table": table, "cu_seqlens_q": cu_seqlens(rows), "causal": True}
-        assert f"{kernel['name']}, tile" in libflash.explain(self.q, *self.caches, op="decode", **self.options)
+        text = libflash.explain(self.q, *self.caches, op="decode", **self.options)
+        assert f"{kernel['name']}, tile" in text
+        assert ", at the same time as decode" in text
 
     def call(self, keep: Callable[[int], bool] = lambda rows: True, **more: object) -> tuple[torch.Tensor, torch.Tensor]:
         """The step with the rows of the sequences that `keep` accepts."""

@@ -51,7 +51,7 @@ INVARIANT_RUNS = runs(
 
 @pytest.mark.parametrize("run", PREFILL_RUNS)
 def test_prefill_against_double(output: Callable[[Run], str], run: Run) -> None:
-    assert output(run).count("ok ") == 14
+    assert output(run).count("ok ") == 16
 
 
 @pytest.mark.parametrize("run", INVARIANT_RUNS)

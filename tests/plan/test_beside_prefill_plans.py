@@ -1,4 +1,6 @@
-"""Long chunks and the other rows of a decode call: `explain` says whether their kernels run at the same time."""
+"""Long chunks and the other rows of a decode call: `explain` says whether their kernels run at the same time, and whether thread
+blocks of the prefill kernel work in pairs.
+"""
 
 from __future__ import annotations
 
@@ -57,3 +59,16 @@ def test_without_prefill_kernels_nothing_is_said(lib: c.CDLL) -> None:
     text = plan_text(lib, PACKED, CACHE, CACHE, device="A100", **CU)
     assert "long chunks" not in text
     assert SAID not in text
+
+
+@pytest.mark.parametrize(("heads_q", "head_dim", "pairs"), [(32, 128, True), (16, 64, True), (24, 128, False), (32, 96, False)])
+def test_pairs_need_two_query_heads_of_a_key_head(lib: c.CDLL, heads_q: int, head_dim: int, pairs: bool) -> None:
+    """With 96 channels there are three consumer warpgroups, which have too few registers."""
+    cache = tensor(4, 8192, 8, head_dim)
+    text = plan_text(lib, tensor(1000, heads_q, head_dim), cache, cache, **CU)
+    launch = next(line for line in text.split("long chunks")[1].splitlines() if "attention: " in line)
+    assert ("in pairs that share loads of keys" in launch) == pairs
+
+
+def test_invariant_rows_have_no_pairs(lib: c.CDLL) -> None:
+    assert "in pairs" not in plan_text(lib, PACKED, CACHE, CACHE, flags=abi.INVARIANT_ROWS, **CU)

@@ -13,6 +13,7 @@ struct PrefillParams : ForwardParams {
     int32_t fewest_rows;      // the decode kernels compute sequences with fewer query rows
     int32_t blocks;           // thread blocks of the launch
     int32_t multiprocessors;  // of the device, if the decode kernel runs beside this kernel; else 0
+    int32_t in_pairs;         // 1: thread blocks work in pairs (sm90/block_pair.cuh); else 0
 };
 
 }  // namespace libflash::cuda

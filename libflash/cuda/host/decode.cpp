@@ -184,6 +184,7 @@ PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& d
     params.news = lengths_params(problem.new_rows);
     params.fewest_rows = static_cast<int32_t>(plan.fewest_rows);
     params.blocks = static_cast<int32_t>(plan.attention.blocks);
+    params.in_pairs = plan.in_pairs;
     if (decode.beside_prefill) params.multiprocessors = plan.multiprocessors;
     params.sequence_order = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("sequence_order"));
     if (plan.long_sums) params.long_sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("long_sums"));

@@ -3,11 +3,10 @@
 #pragma once
 
 #include "cuda/attention/append.cuh"
+#include "cuda/attention/beside_prefill.cuh"
 #include "cuda/attention/combine_splits.cuh"
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/element.cuh"
-
-#include "cuda/attention/beside_prefill.cuh"
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/config.h"
 #include "cuda/params.h"

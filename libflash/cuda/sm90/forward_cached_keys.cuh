@@ -3,6 +3,7 @@
 // every 16 keys, because it must wait for them.
 #pragma once
 
+#include "cuda/sm90/block_pair.cuh"
 #include "cuda/sm90/forward_context.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -44,19 +45,27 @@ struct ForwardCachedKeys {
         return __ballot_sync(0xffffffffu, lane() < kUnits && at.page == absent());
     }
 
-    // `Tile`: KTile or VTile; `at`: from of_tile(). The barrier must already expect the bytes of the tile.
+    // `Tile`: KTile or VTile; `at`: from of_tile(). The barrier must already expect the bytes of the tile. `can_share`: whether
+    // thread blocks of a pair load a half of the boxes each, for both.
     template <class Tile>
-    __device__ __forceinline__ void load(bool leader, uint32_t to, const CUtensorMap& map, const MBarrier& barrier, int kv_head,
-                                         const PageRow& at) const {
-        const int box_units = context.maps.box_rows / kUnit;
+    __device__ __forceinline__ void load(bool leader, uint32_t to, const CUtensorMap& map, const MBarrier& barrier,
+                                         const WorkTile& work_tile, const PageRow& at, bool can_share) const {
+        const int box_units = context.maps.box_rows / kUnit, kv_head = work_tile.kv_head;
+        const bool shared = can_share && Traits::kPairs && context.params.in_pairs && !work_tile.exact_maximum;
+        const LoadShare share = shared ? LoadShare::of_pair() : LoadShare::alone();
 #pragma unroll 2
-        for (int unit = 0; unit < kUnits; unit += box_units) {
+        for (int unit = share.first * box_units; unit < kUnits; unit += share.step * box_units) {
             const int page = __shfl_sync(0xffffffffu, at.page, unit), row = __shfl_sync(0xffffffffu, at.row, unit);
             if (!leader) continue;
 #pragma unroll
-            for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
-                tma_load(to + chunk * Tile::kChunkBytes + unit * kUnit * 128, map, barrier, chunk * Tile::kChunkCols, row,
-                         kv_head, page);
+            for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+                const uint32_t box = to + chunk * Tile::kChunkBytes + unit * kUnit * 128;
+                if (Traits::kPairs && share.is_for_both()) {
+                    tma_load_to(LoadShare::kBoth, box, map, barrier, chunk * Tile::kChunkCols, row, kv_head, page);
+                } else {
+                    tma_load(box, map, barrier, chunk * Tile::kChunkCols, row, kv_head, page);
+                }
+            }
         }
     }
 

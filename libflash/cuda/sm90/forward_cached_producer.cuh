@@ -17,6 +17,8 @@ struct ForwardCachedProducer : ForwardProducer<Traits> {
     using PageRow = typename CachedKeys::PageRow;
     using Tile = std::conditional_t<kValues, typename Traits::VTile, typename Traits::KTile>;
     static constexpr int kBlockN = Traits::kBlockN;
+    // Whether block table entries are read before they are needed. With invariant rows the compiler would serialise wgmma.
+    static constexpr bool kReadsAhead = !Traits::kInvariant;
 
     __device__ __forceinline__ explicit ForwardCachedProducer(const ForwardContext<Traits>& of_kernel) : Producer{of_kernel} {}
 
@@ -39,11 +41,16 @@ private:
         const WorkTile& work_tile = context.storage.work_tiles[p.slot];
         const CachedKeys cached{context};
         const int last = work_tile.keys.end - 1;
-        PageRow pages{};
+        PageRow pages{}, next{};
+        if constexpr (kReadsAhead) next = cached.read_pages(work_tile, last);
         int back = CachedKeys::kTilesAtOnce;
 #pragma unroll 1
         for (int tile = last; tile >= work_tile.keys.begin; --tile) {
-            if (back == CachedKeys::kTilesAtOnce) pages = cached.read_pages(work_tile, tile), back = 0;
+            if (back == CachedKeys::kTilesAtOnce) {
+                back = 0;
+                pages = kReadsAhead ? next : cached.read_pages(work_tile, tile);
+                if constexpr (kReadsAhead) next = cached.read_pages(work_tile, tile - CachedKeys::kTilesAtOnce);
+            }
             const PageRow at = cached.of_tile(pages, back++);
             if constexpr (kValues) {
                 load_v(p, work_tile, tile, at);
@@ -74,7 +81,7 @@ private:
             context.storage.dynamic.tiles[p.k.stage].bits = absent;
             p.k.full().arrive_and_expect(Tile::kBytes);
         }
-        cached.template load<Tile>(p.leader, context.tiles.k(p.k.stage), context.maps.k, p.k.full(), work_tile.kv_head, at);
+        cached.template load<Tile>(p.leader, context.tiles.k(p.k.stage), context.maps.k, p.k.full(), work_tile, at, true);
         p.k.advance();
     }
     __device__ __forceinline__ void load_v(State& p, const WorkTile& work_tile, int tile, const PageRow& at) const {
@@ -86,7 +93,7 @@ private:
             if (count < kBlockN) context.storage.dynamic.zero_fill.send(p.v.stage, max(count, 0));
             full.arrive_and_expect(Tile::kBytes);
         }
-        cached.template load<Tile>(p.leader, context.tiles.v(p.v.stage), context.maps.v, full, work_tile.kv_head, at);
+        cached.template load<Tile>(p.leader, context.tiles.v(p.v.stage), context.maps.v, full, work_tile, at, count >= kBlockN);
         p.v.advance();
     }
 };

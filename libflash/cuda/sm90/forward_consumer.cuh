@@ -76,6 +76,7 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
             c.q.advance();
             c.slot = Storage::next_slot(c.slot);
             if (Traits::kTmaStore && c.thread.lane == 0) tma_store_wait<0>();  // recomputation writes the same rows again
+            if constexpr (Traits::kPairs) c.release_to = rank_of_pair(context.params);  // recomputation shares no keys
         } while (scheduler.start_recompute(cursor));
     }
 
@@ -251,7 +252,7 @@ private:
         if (kBetween && c.pending_output >= 0) write_rows(c);
         if (kBetween) c.pending_output = no_probabilities ? kNothingToWrite : kAccumulating;
         c.v.wait_full();
-        const uint32_t v = context.tiles.v(c.v.stage);
+        const uint32_t v = Traits::kPairs ? address_in_block(context.tiles.v(c.v.stage)) : context.tiles.v(c.v.stage);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)

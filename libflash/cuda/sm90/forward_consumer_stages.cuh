@@ -20,10 +20,11 @@ struct ForwardConsumerStages {
         PipelineState<Traits::kStages> k;
         PipelineState<Traits::kVStages> v;
         PipelineState<Traits::kQStages> q;
-        int slot;       // of the work tile whose scores come next
-        int tile;       // the key tile whose scores were issued last
-        TileWord word;  // with a block mask, in place of `tile`
-        bool last;      // this tile is the last one of the work tile
+        int slot;        // of the work tile whose scores come next
+        int tile;        // the key tile whose scores were issued last
+        TileWord word;   // with a block mask, in place of `tile`
+        bool last;       // this tile is the last one of the work tile
+        int release_to;  // rank of the thread block at whose barriers this lane arrives when the warp releases keys
     };
 
     __device__ __forceinline__ explicit ForwardConsumerStages(const ForwardContext<Traits>& of_kernel) : context(of_kernel) {}
@@ -36,6 +37,7 @@ struct ForwardConsumerStages {
                    PipelineState<Traits::kVStages>(context.storage.v),
                    PipelineState<Traits::kQStages>(context.storage.q[group])};
         p.slot = 0;
+        p.release_to = lane;
         return p;
     }
 
@@ -72,10 +74,18 @@ struct ForwardConsumerStages {
     __device__ __forceinline__ void release(const Position& c, const MBarrier& empty) const {
         if (c.thread.lane == 0) empty.arrive();
     }
+    // Releases a stage of K or V in both thread blocks of a pair: a lane for each.
+    __device__ __forceinline__ void release_keys(const Position& c, const MBarrier& empty) const {
+        if constexpr (Traits::kPairs) {
+            if (c.thread.lane <= context.params.in_pairs) empty.arrive_in_cluster(c.release_to);
+        } else {
+            release(c, empty);
+        }
+    }
     // Releases K of the tile; after the last tile of the work tile, also Q.
     template <class TileInfo>
     __device__ __forceinline__ void release_k(Position& c, const TileInfo& tile_info) const {
-        release(c, c.k.empty());
+        release_keys(c, c.k.empty());
         c.k.advance();
         c.last = tile_info.last;
         if (!c.last) return;
@@ -83,16 +93,16 @@ struct ForwardConsumerStages {
         c.q.advance();
     }
     __device__ __forceinline__ void release_v(Position& c) const {
-        release(c, c.v.empty());
+        release_keys(c, c.v.empty());
         c.v.advance();
     }
-    // Releases a stage without using it. The stage must be full, because an earlier arrival could count for the previous phase,
-    // and all lanes must have seen that it is full.
+    // Releases a stage of K or V without using it. The stage must be full, because an earlier arrival could count for the
+    // previous phase, and all lanes must have seen that it is full.
     template <class AnyPipelineState>
     __device__ __forceinline__ void skip_stage(const Position& c, AnyPipelineState& pipeline) const {
         pipeline.wait_full();
         __syncwarp();
-        release(c, pipeline.empty());
+        release_keys(c, pipeline.empty());
         pipeline.advance();
     }
 };

@@ -35,7 +35,7 @@ struct ForwardEmptyTilesWarp {
 private:
     __device__ __forceinline__ void write_tiles_of_units() const {
         const int units = SequenceOrder(context.params).units(), blocks = scheduler.blocks();
-        for (int unit = blockIdx.x; unit < units; unit += blocks) write_if_empty({scheduler.tile_of_unit(unit), unit, 0});
+        for (int unit = scheduler.block(); unit < units; unit += blocks) write_if_empty({scheduler.tile_of_unit(unit), unit, 0});
     }
     __device__ __forceinline__ void write_if_empty(const TileAssignment& assignment) const {
         WorkTile work_tile;

@@ -92,6 +92,9 @@ constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
 // Invariant rows have two accumulators: for the current segment, and for the segments before it.
 constexpr bool has_invariant_prefill(const KernelConfig& config) { return config.head_dim_v <= 128; }
 
+// Whether thread blocks of prefill can work in pairs (block_pair.cuh). Three consumer warpgroups have too few registers for it.
+constexpr bool prefill_has_pairs(const KernelConfig& config) { return config.tile_q <= 128; }
+
 // Size of the workspace of sm90/sequence_order.cuh.
 inline size_t sequence_order_bytes(int64_t batch, int64_t units) {
     return sizeof(int32_t) * static_cast<size_t>(4 + 2 * batch + units);

@@ -51,16 +51,22 @@ struct ForwardKernel {
     __device__ __forceinline__ void run() const {
         if (threadIdx.x == 0) prepare();
         __syncthreads();
+        if (works_in_pairs()) wait_for_cluster();
         run_roles<Traits>(producer_warpgroup, consumer);
+        if (works_in_pairs()) wait_for_cluster();  // until then the other thread block may arrive at barriers of this one
     }
 
 private:
+    __device__ __forceinline__ bool works_in_pairs() const {
+        if constexpr (Traits::kPairs) return context.params.in_pairs;
+        return false;
+    }
     __device__ __forceinline__ void prepare() const {
         tma_prefetch_map(context.maps.q);
         tma_prefetch_map(context.maps.k);
         tma_prefetch_map(context.maps.v);
         if (Traits::kTmaStore) tma_prefetch_map(context.maps.out);
-        context.storage.init();
+        context.storage.init(works_in_pairs() ? 2 : 1);
     }
 };
 

@@ -21,6 +21,10 @@ __device__ __forceinline__ ForwardKeys keys_of(const ForwardParams& params, int 
     return {rows.start, rows.length, rows.length};
 }
 
+// Query heads of a unit of the tile scheduler.
+__device__ __forceinline__ int heads_of_unit(const ForwardParams&) { return 1; }
+__device__ __forceinline__ int heads_of_unit(const PrefillParams& params) { return 1 + params.in_pairs; }
+
 // Sequences that the decode kernels compute have no rows here.
 __device__ __forceinline__ SequenceRows query_rows_of(const PrefillParams& params, int batch) {
     SequenceRows rows = SequenceRows::of(params.q_lengths, batch);

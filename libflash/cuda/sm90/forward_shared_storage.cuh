@@ -58,10 +58,11 @@ struct ForwardSharedStorage {
     WorkTile work_tiles[kSlots];
     std::conditional_t<Traits::kDynamic, DynamicState, Empty> dynamic;
 
-    // One thread calls it before the warps take their roles.
-    __device__ __forceinline__ void init() {
-        k.init(Traits::kConsumerWarps);
-        v.init(Traits::kConsumerWarps);
+    // One thread calls it before the warps take their roles. `readers`: the thread blocks whose consumers release a stage of K or
+    // V.
+    __device__ __forceinline__ void init(int readers) {
+        k.init(readers * Traits::kConsumerWarps);
+        v.init(readers * Traits::kConsumerWarps);
         for (int group = 0; group < Traits::kGroups; ++group) q[group].init(4);
         scheduled.init(Traits::kProducerWarps);
         // Arrivals: the consumers, the producers, the scheduler warp and, in dynamic instances, the zero-fill warp.

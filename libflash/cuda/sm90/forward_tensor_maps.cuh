@@ -44,7 +44,8 @@ cudaError_t encode_cache(ForwardTensorMaps* maps, const PrefillParams& params) {
                   heads = params.heads_q / params.group_size;
     maps->all_see_keys = false;
     maps->zero_fill_values = true;
-    maps->box_rows = box_rows(cache, Traits::kBlockN);
+    // A pair of thread blocks needs at least two boxes to share.
+    maps->box_rows = std::min(box_rows(cache, Traits::kBlockN), params.in_pairs ? Traits::kBlockN / 2 : Traits::kBlockN);
     const cudaError_t error = encode_map<T>(&maps->k, extent(cache.k, params.head_dim, rows, heads, cache.pages), maps->box_rows);
     if (error != cudaSuccess) return error;
     return encode_map<T>(&maps->v, extent(cache.v, params.head_dim_v, rows, heads, cache.pages), maps->box_rows);

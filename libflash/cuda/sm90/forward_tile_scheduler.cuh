@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/schedule.cuh"
+#include "cuda/sm90/block_pair.cuh"
 #include "cuda/sm90/forward_context.cuh"
 #include "cuda/sm90/sequence_order.cuh"
 
@@ -24,10 +25,16 @@ struct ForwardTileScheduler {
     // Only some calls of the instance with the rare options have a dynamic schedule.
     __device__ __forceinline__ bool is_dynamic() const { return !Traits::kRareOptions || context.params.sequence_order; }
 
-    // The number of thread blocks that work.
+    // The number of thread blocks that work, or of pairs.
     __device__ __forceinline__ int blocks() const {
+        if constexpr (Traits::kPairs) return SequenceOrder(context.params).blocks() >> context.params.in_pairs;
         if constexpr (Traits::kBesideDecode) return SequenceOrder(context.params).blocks();
         return static_cast<int>(gridDim.x);
+    }
+    // The number of this thread block, or of its pair.
+    __device__ __forceinline__ int block() const {
+        if constexpr (Traits::kPairs) return static_cast<int>(blockIdx.x) >> context.params.in_pairs;
+        return static_cast<int>(blockIdx.x);
     }
     // The cursor of the first pass.
     __device__ __forceinline__ ScheduleCursor begin() const { return {0, end_index(gridDim.x), false}; }
@@ -68,7 +75,9 @@ struct ForwardTileScheduler {
     }
     // The tile of a unit of the dynamic schedule. A whole warp calls it.
     __device__ __forceinline__ TileCoordinates tile_of_unit(int unit) const {
-        return SequenceOrder(context.params).template tile_of<kBlockM>(unit, context.params);
+        TileCoordinates tile = SequenceOrder(context.params).template tile_of<kBlockM>(unit, context.params);
+        if constexpr (Traits::kPairs) tile.head = head_of_pair(context.params, tile.head);
+        return tile;
     }
 
 private:
@@ -104,9 +113,9 @@ private:
                 assignment.writers = context.storage.recompute.warps_of(unit);
             } while (assignment.writers == 0);
         } else {
-            const int all = blocks(), block = blockIdx.x, taken = cursor.next++;
-            unit = taken == 0 ? block : 2 * all - 1 - block;
-            if (leader && taken > 1) unit = 2 * all + atomicAdd(order.counter(), 1);
+            const int all = blocks(), taken = cursor.next++;
+            unit = taken == 0 ? block() : 2 * all - 1 - block();
+            if (leader && taken > 1) unit = take_unit(order, 2 * all);
             unit = __shfl_sync(0xffffffffu, unit, 0);
             if (unit >= order.units()) return false;
             if (leader) order.previous_unit()[unit] = context.storage.dynamic.newest, context.storage.dynamic.newest = unit;
@@ -114,6 +123,15 @@ private:
         }
         assignment.coordinates = tile_of_unit(unit);
         return true;
+    }
+    // Units before `fixed` are not taken from the counter.
+    __device__ __forceinline__ int take_unit(const SequenceOrder& order, int fixed) const {
+        if constexpr (Traits::kPairs) {
+            if (context.params.in_pairs)
+                return take_unit_of_pair(order.counter(), fixed,
+                                         order.next_unit(context.params) + context.storage.dynamic.newest);
+        }
+        return fixed + atomicAdd(order.counter(), 1);
     }
 };
 

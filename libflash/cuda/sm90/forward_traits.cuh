@@ -40,6 +40,8 @@ struct ForwardTraits {
     static constexpr int kProducerWarps = kCache ? 2 : 1;                              // over a cache: one for Q and K, one for V
     // Whether decode kernels can run at the same time (prefill_share.cuh). With invariant rows there are too few registers.
     static constexpr bool kBesideDecode = kCache && !kInvariant;
+    static constexpr bool kPairs =
+        kBesideDecode && prefill_has_pairs(config);  // thread blocks can work in pairs (block_pair.cuh)
     using Params =
         std::conditional_t<kCache, PrefillParams, std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>>;
 
@@ -67,7 +69,8 @@ struct ForwardTraits {
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     static constexpr int kStorageBytes = 3 * 1024;      // of these for ForwardSharedStorage and alignment
-    static constexpr int kStages = config.stages;
+    // With pairs of thread blocks a stage waits for more consumers and loads. A third stage takes the place of the output tiles.
+    static constexpr int kStages = config.stages + (kPairs && kHeadDim == 128 ? 1 : 0);
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kConsumerWarps * OutTile::kBytes;
     static constexpr int kMinTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
     // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second

@@ -23,8 +23,11 @@ __global__ void __launch_bounds__(ForwardTraits<Kernel, kInstance>::kThreads, 1)
 
 template <class Kernel, int kTileRows>
 __global__ void __launch_bounds__(kOrderThreads) prefill_order_kernel(const __grid_constant__ PrefillParams params) {
+    const SequenceOrder order(params);
     const int units = write_sequence_order<kTileRows>(params), blocks = prefill_share(params, units);
-    if (threadIdx.x == 0) SequenceOrder(params).blocks() = blocks;
+    if (threadIdx.x == 0) order.blocks() = blocks;
+    if (!params.in_pairs) return;
+    for (int unit = static_cast<int>(threadIdx.x); unit < units; unit += kOrderThreads) order.next_unit(params)[unit] = 0;
 }
 
 template <class Kernel, ForwardInstance kInstance>
@@ -39,8 +42,8 @@ int launch_prefill_instance(const PrefillPlan& plan, const PrefillParams& params
     if (error != cudaSuccess) return error;
     const auto order = prefill_order_kernel<Kernel, Traits::kBlockM>;
     order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, stream>>>(params);
-    return launch_dependent(kernel, plan.attention.blocks, plan.attention.threads, plan.attention.shared_bytes, stream, true,
-                            params, maps);
+    return launch_clusters(1 + params.in_pairs, kernel, plan.attention.blocks, plan.attention.threads,
+                           plan.attention.shared_bytes, stream, true, params, maps);
 }
 
 }  // namespace libflash::cuda::sm90

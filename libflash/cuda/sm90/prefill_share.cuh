@@ -33,17 +33,18 @@ struct PrefillWork {
         return {2.0f * keys * channels * static_cast<float>(rows) * static_cast<float>(params.heads_q), 0.0f};
     }
     // The time of the call if `blocks` of `all` multiprocessors compute the work tiles of prefill.
-    __device__ __forceinline__ float time(int units, int blocks, int all) const {
-        float rounds = static_cast<float>(units) / static_cast<float>(blocks);
+    __device__ __forceinline__ float time(int tiles, int blocks, int all) const {
+        float rounds = static_cast<float>(tiles) / static_cast<float>(blocks);
         if (rounds < kManyRounds) rounds = ceilf(rounds);
-        const float prefill = rounds * operations / static_cast<float>(units);
-        const float left =
-            bytes * kOperationsPerByte - static_cast<float>(min(all - blocks, kMultiprocessorsForMemory)) * prefill;
-        return prefill + fmaxf(left, 0.0f) / static_cast<float>(kMultiprocessorsForMemory);
+        const float prefill = rounds * operations / static_cast<float>(tiles);
+        const int for_memory = min(all, kMultiprocessorsForMemory);
+        const float left = bytes * kOperationsPerByte - static_cast<float>(min(all - blocks, for_memory)) * prefill;
+        return prefill + fmaxf(left, 0.0f) / static_cast<float>(for_memory);
     }
 };
 
-// The number of thread blocks that work, of params.blocks. All threads of the order kernel call it.
+// The number of thread blocks that work, of params.blocks; even where they work in pairs. All threads of the order kernel call
+// it.
 __device__ __forceinline__ int prefill_share(const PrefillParams& params, int units) {
     __shared__ PrefillWork all;
     __shared__ unsigned long long best;  // the bits of the time, and below them the multiprocessors that are left to decode
@@ -58,12 +59,16 @@ __device__ __forceinline__ int prefill_share(const PrefillParams& params, int un
     atomicAdd(&all.operations, own.operations);
     atomicAdd(&all.bytes, own.bytes);
     __syncthreads();
-    const int left = static_cast<int>(threadIdx.x), blocks = min(params.blocks, params.multiprocessors - left);
-    if (2 * left <= params.multiprocessors)
-        atomicMin(&best, static_cast<unsigned long long>(__float_as_uint(all.time(units, blocks, params.multiprocessors))) << 32 |
-                             static_cast<unsigned>(left));
+    const int together = heads_of_unit(params), left = static_cast<int>(threadIdx.x);
+    const auto blocks = [&](int left_to_decode) {
+        return min(params.blocks, params.multiprocessors - left_to_decode) & -together;
+    };
+    if (2 * left <= params.multiprocessors) {
+        const float time = all.time(units * together, blocks(left), params.multiprocessors);
+        atomicMin(&best, static_cast<unsigned long long>(__float_as_uint(time)) << 32 | static_cast<unsigned>(left));
+    }
     __syncthreads();
-    return min(params.blocks, params.multiprocessors - static_cast<int>(best & 0xffffffffu));
+    return blocks(static_cast<int>(best & 0xffffffffu));
 }
 
 }  // namespace libflash::cuda::sm90

@@ -1,6 +1,7 @@
 // The dynamic tile scheduler, for work tiles whose length is not known at launch: lengths on the device, block masks. A unit is
-// one query tile of one head. Units are numbered sequence by sequence, the sequence with the most keys first; each has all tiles
-// of all its heads. Results do not depend on which thread block computes a unit.
+// one query tile of one head or, for a pair of thread blocks (block_pair.cuh), of two heads. Units are numbered sequence by
+// sequence, the sequence with the most keys first; each has all tiles of all its heads. Results do not depend on which thread
+// block computes a unit.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -26,6 +27,17 @@ struct SequenceOrder {
     __device__ __forceinline__ int* previous_unit() const {
         // For each unit: the unit that its thread block took before it, or -1.
         return base + 4 + 2 * int64_t{batch};
+    }
+    // For each unit: 1 + the unit that its pair of thread blocks takes after it, or 0 as long as that is not known. With pairs
+    // there are half as many units, and these numbers have the second half of the memory.
+    template <class Params>
+    __device__ __forceinline__ volatile int* next_unit(const Params& params) const {
+        return previous_unit() + most_units(params);
+    }
+    // An upper bound of units().
+    template <class Params>
+    __device__ __forceinline__ static int most_units(const Params& params) {
+        return params.schedule.heads / heads_of_unit(params) * params.schedule.tiles;
     }
 
     // The position in the order of the sequence that a unit belongs to. A whole warp calls it.
@@ -59,7 +71,7 @@ template <int kTileRows, class Params>
 __device__ __forceinline__ int write_sequence_order(const Params& params) {
     __shared__ int keys[kOrderThreads], sums[kOrderThreads];
     const SequenceOrder order(params);
-    const int most = params.schedule.heads * params.schedule.tiles;
+    const int most = SequenceOrder::most_units(params), heads = params.heads_q / heads_of_unit(params);
     const int thread = static_cast<int>(threadIdx.x);
     int before = 0;
     for (int start = 0; start < params.batch; start += kOrderThreads) {
@@ -75,7 +87,7 @@ __device__ __forceinline__ int write_sequence_order(const Params& params) {
             rank += keys[other] > keys[thread] || (keys[other] == keys[thread] && other < thread);
         if (thread < here) {
             order.sequence()[start + rank] = entry;
-            sums[rank] = min(tiles * params.heads_q, most);
+            sums[rank] = min(tiles * heads, most);
         }
         __syncthreads();
         for (int step = 1; step < here; step *= 2) {

@@ -1,7 +1,7 @@
-// Runs a prefill kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: chunks of several
-// lengths over a cache with pages or without, sequences that are left to the decode kernels, keys that do not fit, pages that do
-// not exist, and NaN in all rows of the cache that hold no key. The argument is 0, or the seed of a disorder, as in
-// forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
+// Runs a prefill kernel of sm90 on the host, with three multiprocessors (four where thread blocks work in pairs), and compares it
+// with double precision: chunks of several lengths over a cache with pages or without, sequences that are left to the decode
+// kernels, keys that do not fit, pages that do not exist, and NaN in all rows of the cache that hold no key. The argument is 0,
+// or the seed of a disorder, as in forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -15,7 +15,7 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-constexpr int kMultiprocessors = 3, kFewestRows = 64, kHeadsK = 2, kUnused = 3;
+constexpr int kFewestRows = 64, kHeadsK = 2, kUnused = 3;
 constexpr float kUntouched = 7;
 using T = sm90::ForwardTraits<PrefillKernel, ForwardInstance::cache>::T;
 constexpr double kRounding = PrefillKernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8, kScale = 0.1;
@@ -36,6 +36,8 @@ struct Case {
 
     int head_dim_v() const { return head_dim - (HEAD_DIM - HEAD_DIM_V); }
     int heads() const { return kHeadsK * group; }
+    bool in_pairs() const { return prefill_has_pairs(PrefillKernel::config) && group % 2 == 0; }
+    int multiprocessors() const { return in_pairs() ? 4 : 3; }
 };
 
 std::mt19937 generator(3);
@@ -64,6 +66,9 @@ struct Problem {
         }
         query_rows = cu_q.back() + kUnused;
         q = random<T>(size_t(query_rows) * c.heads() * c.head_dim, c.size);
+        // With large scores in one head of each pair, the two thread blocks do not recompute the same rows.
+        for (size_t i = 0; c.in_pairs() && i < q.size(); ++i)
+            if (i / c.head_dim % 2 == 1) q[i] = T(float(q[i]) / c.size);
         out.assign(size_t(query_rows) * c.heads() * c.head_dim_v(), T(kUntouched));
         lse.assign(size_t(query_rows) * c.heads(), kUntouched);
         sink = random<float>(c.heads(), 1);
@@ -139,12 +144,14 @@ struct Problem {
         const int64_t units = blocks_of(params.schedule);
         const auto resources = [&](ForwardStep step) { return resources_of_prefill<PrefillKernel>(int(step), 0); };
         plan.order = launch_shape(1, resources(ForwardStep::order));
-        plan.attention = launch_shape(std::min<int64_t>(units, kMultiprocessors), resources(ForwardStep::attention));
+        plan.attention = launch_shape(std::min<int64_t>(units, c.multiprocessors()), resources(ForwardStep::attention));
         sequence_order.assign(sequence_order_bytes(batch, units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last is a guard
         params.sequence_order = sequence_order.data();
         params.blocks = static_cast<int>(plan.attention.blocks);
-        // Beside decode one thread block has no work. prefill_share() alone would leave none out on so few multiprocessors.
-        if (c.beside_decode) params.blocks -= 1, params.multiprocessors = kMultiprocessors;
+        params.in_pairs = c.in_pairs();
+        // Beside decode one thread block or pair has no work. prefill_share() alone would leave none out on so few
+        // multiprocessors.
+        if (c.beside_decode) params.blocks -= 1 + params.in_pairs, params.multiprocessors = c.multiprocessors();
         if (!needs_long_sums(PrefillKernel::config, c.capacity)) return;
         const size_t bytes = plan.attention.blocks * long_sums_bytes(plan.tile_q, HEAD_DIM_V);
         long_sums.assign(bytes / sizeof(float) + 1, NAN);
@@ -194,6 +201,7 @@ struct Problem {
 
 bool check(const Case& c) {
     Problem p(c);
+    emulation::machine.most_resident = c.in_pairs() ? 4 : 1;
     launch_prefill<PrefillKernel>(p.plan, p.params, nullptr);
     double error = 0, size = 0, worst_lse = 0;
     bool others = p.sequence_order.back() == 0x7ead7ead && (p.long_sums.empty() || p.long_sums.back() == 7);
@@ -235,6 +243,8 @@ int main(int, char** argv) {
         {0, 1, 200, kDim, kAll, 0, 1, false, false, 2, {{100, 100, 90}, {80, 80, 100}, {70, 70, -5}}},  // absent entries
         {32, 3, 700, kDim, kAll, 0, 1, true, false, 0, {{330, 330, 340}, {1, 1, 600}, {200, 200, 0}}},
         {32, 3, 700, kDim, 300, 0, 1, true, false, 0, {{330, 330, 340}, {1, 1, 600}, {9, 9, 600}, {200, 200, 0}}, true},
+        {16, 4, 300, kDim, kAll, 0, 1, false, true, 0, {{130, 130, 70}, {257, 257, 33}, {64, 64, 0}}, true},
+        {256, 2, 512, kDim, kAll, 0, 12, false, false, 0, {{300, 300, 200}}},  // overflow in one head of each pair
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);

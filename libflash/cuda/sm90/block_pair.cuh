@@ -1,0 +1,55 @@
+// Thread blocks of prefill in pairs. A pair is a cluster of two thread blocks, which compute the same query tile of two query
+// heads that share a key head, so they need the same keys at the same time. Each of them loads a half of the boxes of a tile of K
+// or V into the shared memory of both. Small pages need many boxes, and the TMA unit of a multiprocessor takes a fixed time for
+// each.
+//
+// A stage of K or V is empty when the consumers of both thread blocks have released it. Tiles that only one thread block needs
+// (recomputation), or that need zeros, are loaded by each thread block for itself.
+#pragma once
+
+#include "cuda/attention/prefill_params.h"
+#include "cuda/ptx/nanosleep.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// The rank of this thread block in its pair; 0 without pairs.
+__device__ __forceinline__ int rank_of_pair(const PrefillParams& params) {
+    return static_cast<int>(blockIdx.x) & params.in_pairs;
+}
+
+// The query head of this thread block, from the number of the head, or of the pair of heads.
+__device__ __forceinline__ int head_of_pair(const PrefillParams& params, int number) {
+    return (number << params.in_pairs) + rank_of_pair(params);
+}
+
+// The next unit of the dynamic schedule: the first thread block takes it from the counter, and tells the second one by `next`,
+// a number that belongs to the unit before it.
+__device__ __forceinline__ int take_unit_of_pair(int* counter, int fixed, volatile int* next) {
+    if (blockIdx.x % 2 == 0) {
+        const int unit = fixed + atomicAdd(counter, 1);
+        *next = 1 + unit;
+        return unit;
+    }
+    int told = *next;
+    while (told == 0) {
+        nanosleep(100);
+        told = *next;
+    }
+    return told - 1;
+}
+
+// In a cluster, the high bits of a shared memory address are the rank of the thread block. In a wgmma descriptor they would
+// change the stride between chunks, which MN-major operands need. (K-major operands do not use that stride.)
+__device__ __forceinline__ uint32_t address_in_block(uint32_t shared_memory) { return shared_memory & 0x3ffff; }
+
+// Which boxes of a tile this thread block loads: all for itself, or every second one for both thread blocks of the pair.
+struct LoadShare {
+    static constexpr uint32_t kBoth = 3;  // a bit for each rank
+    int first, step;
+
+    __device__ __forceinline__ static LoadShare alone() { return {0, 1}; }
+    __device__ __forceinline__ static LoadShare of_pair() { return {static_cast<int>(blockIdx.x) % 2, 2}; }
+    __device__ __forceinline__ bool is_for_both() const { return step == 2; }
+};
+
+}  // namespace libflash::cuda::sm90
