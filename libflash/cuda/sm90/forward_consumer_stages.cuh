@@ -24,7 +24,7 @@ struct ForwardConsumerStages {
         int tile;        // the key tile whose scores were issued last
         TileWord word;   // with a block mask, in place of `tile`
         bool last;       // this tile is the last one of the work tile
-        int release_to;  // rank of the thread block at whose barriers this lane arrives when the warp releases keys
+        int release_to;  // with pairs: the rank of the second thread block in which the warp releases keys
     };
 
     __device__ __forceinline__ explicit ForwardConsumerStages(const ForwardContext<Traits>& of_kernel) : context(of_kernel) {}
@@ -37,7 +37,7 @@ struct ForwardConsumerStages {
                    PipelineState<Traits::kVStages>(context.storage.v),
                    PipelineState<Traits::kQStages>(context.storage.q[group])};
         p.slot = 0;
-        p.release_to = lane;
+        if constexpr (Traits::kPairs) p.release_to = 1 - rank_of_pair(context.params);
         return p;
     }
 
@@ -74,12 +74,12 @@ struct ForwardConsumerStages {
     __device__ __forceinline__ void release(const Position& c, const MBarrier& empty) const {
         if (c.thread.lane == 0) empty.arrive();
     }
-    // Releases a stage of K or V in both thread blocks of a pair: a lane for each.
+    // Releases a stage of K or V, in a pair in both thread blocks. In this one lane 0 does so, since it has read the word of the
+    // stage: racecheck sees only the order of an arriving lane.
     __device__ __forceinline__ void release_keys(const Position& c, const MBarrier& empty) const {
+        release(c, empty);
         if constexpr (Traits::kPairs) {
-            if (c.thread.lane <= context.params.in_pairs) empty.arrive_in_cluster(c.release_to);
-        } else {
-            release(c, empty);
+            if (context.params.in_pairs && c.thread.lane == 1) empty.arrive_in_cluster(c.release_to);
         }
     }
     // Releases K of the tile; after the last tile of the work tile, also Q.
