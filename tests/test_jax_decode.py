@@ -125,22 +125,28 @@ def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
     assert (total == -jnp.inf).all()
 
 
-def test_merge_keeps_nan() -> None:
-    """A part whose lse is NaN is not an empty part."""
-    out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
-    bad = lse.at[0, 1, 0].set(jnp.nan)
-    for lses in ([bad, bad], [lse, bad]):
-        merged, total = libflash.jax.merge([out, out], lses)
-        assert (jnp.isnan(total) == jnp.isnan(bad)).all()
-        assert (jnp.isnan(merged) == jnp.isnan(bad).swapaxes(1, 2)[..., None]).all()
-
-
 @pytest.mark.parametrize("broken", [jnp.nan, jnp.inf])
 def test_merge_keeps_a_broken_lse(broken: float) -> None:
+    """A part whose lse is NaN or infinite is not an empty part: the row is NaN, and no other row."""
     out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
-    for second in (lse, jnp.full_like(lse, -jnp.inf)):
-        results = libflash.jax.merge([out, out], [jnp.full_like(lse, broken), second])
-        assert all(jnp.isnan(x).all() for x in results)
+    bad, wrong = lse.at[0, 1, 0].set(broken), jnp.zeros_like(lse, bool).at[0, 1, 0].set(True)
+    for lses in ([bad, bad], [lse, bad], [bad, jnp.full_like(lse, -jnp.inf)]):
+        merged, total = libflash.jax.merge([out, out], lses)
+        assert (jnp.isnan(total) == wrong).all()
+        assert (jnp.isnan(merged) == wrong.swapaxes(1, 2)[..., None]).all()
+
+
+def test_merge_refuses_types_as_the_library() -> None:
+    for of_out, of_lse, text in (
+        (jnp.int32, jnp.float32, r"outs\[1\]: dtype must be float16, .* \(it is int32\)"),
+        (jnp.float32, jnp.int32, r"lses\[1\]: dtype must be float32 \(it is int32\)"),
+        (jnp.bfloat16, jnp.bfloat16, r"lses\[1\]: dtype must be float32 \(it is bfloat16\)"),
+    ):
+        out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
+        outs, lses = [out, out.astype(of_out)], [lse, lse.astype(of_lse)]
+        for merge, given in ((libflash.jax.merge, jnp.asarray), (libflash.merge, np.asarray)):
+            with pytest.raises(libflash.InvalidError, match=text):
+                merge([given(x) for x in outs], [given(x) for x in lses])
 
 
 # -- packed rows

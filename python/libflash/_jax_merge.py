@@ -38,6 +38,7 @@ def _merge(outs: Any, lses: Any, return_lse: bool, layout: str) -> Array | tuple
                 f"outs[{i}] has shape {out.shape} and lses[{i}] {given.shape}; "
                 f"all outs must be alike, {outs[0].shape}, and lses {rows}"
             )
+        check_types(i, out, given)
     wide = lse_dtype(outs[0].dtype)
     stacked = jnp.stack([x.astype(wide) for x in lses])
     largest = jax.lax.stop_gradient(stacked.max(0))
@@ -55,6 +56,13 @@ def _merge(outs: Any, lses: Any, return_lse: bool, layout: str) -> Array | tuple
     ]
     out = functools.reduce(jnp.add, parts).astype(outs[0].dtype)
     return (out, lse) if return_lse else out
+
+
+def check_types(i: int, out: Array, lse: Array) -> None:
+    if out.dtype not in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64):
+        raise InvalidError(f"outs[{i}]: dtype must be float16, bfloat16, float32 or float64 (it is {out.dtype})")
+    if lse.dtype != lse_dtype(out.dtype):
+        raise InvalidError(f"lses[{i}]: dtype must be {lse_dtype(out.dtype)} (it is {lse.dtype})")
 
 
 def lse_rows(out: tuple[int, ...], layout: str) -> tuple[int, ...]:
