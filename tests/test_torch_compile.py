@@ -172,6 +172,20 @@ def test_meta_tensors_have_shapes() -> None:
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == ((2, 7, 4, 5), torch.bfloat16, (2, 4, 7), torch.float32)
 
 
+def test_meta_tensors_and_others_are_not_mixed() -> None:
+    q, k, v = (x.detach() for x in qkv())
+    for call, text in (
+        (lambda: libflash.torch.attention(q.to("meta"), k, v.to("meta")), "k is on the device cpu, but q on meta"),
+        (lambda: libflash.torch.decode(q.to("meta"), k.to("meta"), v), "v_cache is on the device cpu, but q on meta"),
+        (
+            lambda: libflash.torch.attention(*(x.to("meta") for x in (q, k, v)), learnable_sink=torch.zeros(4)),
+            "learnable_sink is on the device cpu, but q on meta",
+        ),
+    ):
+        with pytest.raises(libflash.InvalidError, match=text):
+            call()
+
+
 def test_meta_tensors_have_gradients() -> None:
     q, k, v = (x.detach().to("meta").requires_grad_() for x in qkv())
     bias, sink = (torch.zeros(shape, device="meta", requires_grad=True) for shape in ((7, 9), (4,)))

@@ -7,6 +7,7 @@ size that is not known yet is checked when it runs.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any
 
 import torch
@@ -49,12 +50,19 @@ def check(function: Any, *tensors: Any, meta: bool, **options: Any) -> None:
     """Raise what the call would raise. `function` is a check of the library."""
     options = library_options(options)
     if meta:
+        check_all_are_meta(function, tensors, options)
         options.pop("backend", None)
         options.pop("kernel", None)
     try:
         function(*map(shape_of, tensors), **{name: shape_of(value) for name, value in options.items()})
     except (_UnknownSize, NoDeviceError):  # a program may be traced on a machine without its GPU
         return
+
+
+def check_all_are_meta(function: Any, tensors: tuple[Any, ...], options: dict[str, Any]) -> None:
+    for name, x in (*zip(inspect.signature(function).parameters, tensors, strict=False), *options.items()):
+        if isinstance(x, Tensor) and not x.is_meta:
+            raise InvalidError(f"{name} is on the device {x.device}, but q on meta; they must be on the same device")
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
