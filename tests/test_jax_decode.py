@@ -130,7 +130,7 @@ def test_merge_keeps_a_broken_lse(broken: float) -> None:
     """A part whose lse is NaN or infinite is not an empty part: the row is NaN, and no other row."""
     out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
     bad, wrong = lse.at[0, 1, 0].set(broken), jnp.zeros_like(lse, bool).at[0, 1, 0].set(True)
-    for lses in ([bad, bad], [lse, bad], [bad, jnp.full_like(lse, -jnp.inf)]):
+    for lses in ([bad, bad], [lse, bad], [bad, lse], [bad, jnp.full_like(lse, -jnp.inf)]):
         merged, total = libflash.jax.merge([out, out], lses)
         assert (jnp.isnan(total) == wrong).all()
         assert (jnp.isnan(merged) == wrong.swapaxes(1, 2)[..., None]).all()

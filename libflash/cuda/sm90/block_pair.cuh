@@ -42,14 +42,6 @@ __device__ __forceinline__ int take_unit_of_pair(int* counter, int fixed, volati
 // change the stride between chunks, which MN-major operands need. (K-major operands do not use that stride.)
 __device__ __forceinline__ uint32_t address_in_block(uint32_t shared_memory) { return shared_memory & 0x3ffff; }
 
-// Which boxes of a tile this thread block loads: all for itself, or every second one for both thread blocks of the pair.
-struct LoadShare {
-    static constexpr uint32_t kBoth = 3;  // a bit for each rank
-    int first, step;
-
-    __device__ __forceinline__ static LoadShare alone() { return {0, 1}; }
-    __device__ __forceinline__ static LoadShare of_pair() { return {static_cast<int>(blockIdx.x) % 2, 2}; }
-    __device__ __forceinline__ bool is_for_both() const { return step == 2; }
-};
+constexpr uint32_t kBothOfPair = 3;  // for tma_load_to(): a bit for each rank
 
 }  // namespace libflash::cuda::sm90

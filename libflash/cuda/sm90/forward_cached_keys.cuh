@@ -52,16 +52,16 @@ struct ForwardCachedKeys {
                                          const WorkTile& work_tile, const PageRow& at, bool can_share) const {
         const int box_units = context.maps.box_rows / kUnit, kv_head = work_tile.kv_head;
         const bool shared = can_share && Traits::kPairs && context.params.in_pairs && !work_tile.exact_maximum;
-        const LoadShare share = shared ? LoadShare::of_pair() : LoadShare::alone();
+        const int first = shared ? rank_of_pair(context.params) : 0, step = shared ? 2 : 1;  // boxes
 #pragma unroll 2
-        for (int unit = share.first * box_units; unit < kUnits; unit += share.step * box_units) {
+        for (int unit = first * box_units; unit < kUnits; unit += step * box_units) {
             const int page = __shfl_sync(0xffffffffu, at.page, unit), row = __shfl_sync(0xffffffffu, at.row, unit);
             if (!leader) continue;
 #pragma unroll
             for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
                 const uint32_t box = to + chunk * Tile::kChunkBytes + unit * kUnit * 128;
-                if (Traits::kPairs && share.is_for_both()) {
-                    tma_load_to(LoadShare::kBoth, box, map, barrier, chunk * Tile::kChunkCols, row, kv_head, page);
+                if (shared) {
+                    tma_load_to(kBothOfPair, box, map, barrier, chunk * Tile::kChunkCols, row, kv_head, page);
                 } else {
                     tma_load(box, map, barrier, chunk * Tile::kChunkCols, row, kv_head, page);
                 }

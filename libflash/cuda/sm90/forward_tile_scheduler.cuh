@@ -27,8 +27,7 @@ struct ForwardTileScheduler {
 
     // The number of thread blocks that work, or of pairs.
     __device__ __forceinline__ int blocks() const {
-        if constexpr (Traits::kPairs) return SequenceOrder(context.params).blocks() >> context.params.in_pairs;
-        if constexpr (Traits::kBesideDecode) return SequenceOrder(context.params).blocks();
+        if constexpr (Traits::kBesideDecode) return SequenceOrder(context.params).blocks() >> context.params.in_pairs;
         return static_cast<int>(gridDim.x);
     }
     // The number of this thread block, or of its pair.
