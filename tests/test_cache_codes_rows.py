@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from harness import BFLOAT16, assert_same_bits, random
 from libflash.conformance.reference_cache import CODES, LARGEST, to_codes
+from sequences import cu_seqlens
 
 import libflash
 
@@ -15,10 +16,6 @@ every_code = pytest.mark.parametrize("code", CODES)
 CACHED = np.array([150, 1, 0, 77, 200], np.int32)
 ROWS = (1, 3, 0, 40, 2)
 HEADS_Q, HEADS_K, DIM, CAPACITY = 6, 2, 32, 260
-
-
-def cu_seqlens(lengths: tuple[int, ...]) -> np.ndarray:
-    return np.cumsum((0, *lengths)).astype(np.int32)
 
 
 def codes(seed: int, code: str, *shape: int) -> np.ndarray:

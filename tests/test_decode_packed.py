@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import BFLOAT16, assert_same_bits, random
+from sequences import cu_seqlens
 from test_decode import KERNELS
 
 import libflash
@@ -15,10 +16,6 @@ CACHED = np.array([700, 1, 0, 129, 512, 300], np.int32)  # of test_decode.LENGTH
 ROWS = (1, 3, 0, 70, 2, 33)
 PADS = np.array([650, 1, 0, 17, 64, 290], np.int32)
 HEADS_Q, HEADS_K, DIM, CAPACITY = 6, 2, 48, 800
-
-
-def cu_seqlens(lengths: tuple[int, ...]) -> np.ndarray:
-    return np.cumsum((0, *lengths)).astype(np.int32)
 
 
 def cache(dtype: np.dtype) -> list[np.ndarray]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import assert_same_bits, random
+from sequences import cu_seqlens
 from test_decode import KERNELS
 
 import libflash
 
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 HEADS_Q, HEADS_K, DIM, CAPACITY = 4, 2, 32, 200
-
-
-def cu_seqlens(*lengths: int) -> np.ndarray:
-    return np.cumsum((0, *lengths)).astype(np.int32)
 
 
 def words(sees: np.ndarray) -> np.ndarray:
@@ -28,7 +25,7 @@ def words(sees: np.ndarray) -> np.ndarray:
 
 def problem(rows: int, cached: int) -> tuple[np.ndarray, list[np.ndarray], dict]:
     q, caches = random(rows, HEADS_Q, DIM, seed=1), [random(1, CAPACITY, HEADS_K, DIM, seed=s) for s in (2, 3)]
-    return q, caches, {"cu_seqlens_q": cu_seqlens(rows), "cache_seqlens": np.array([cached], np.int32)}
+    return q, caches, {"cu_seqlens_q": cu_seqlens((rows,)), "cache_seqlens": np.array([cached], np.int32)}
 
 
 @every_kernel
@@ -43,7 +40,7 @@ def test_a_chain_is_the_causal_rule(kernel: str, rows: int, split: dict) -> None
         got = libflash.decode(q, *caches, tree_mask=chain, causal=causal, **options)
         assert_same_bits(got[0], wanted[0])
         assert_same_bits(got[1], wanted[1])
-    none = libflash.decode(q, *caches, tree_mask=chain, cu_seqlens_tree=cu_seqlens(0), causal=False, **options)
+    none = libflash.decode(q, *caches, tree_mask=chain, cu_seqlens_tree=cu_seqlens((0,)), causal=False, **options)
     assert_same_bits(none[0], wanted[0])
     dense = libflash.decode(q[None], *caches, tree_mask=chain, **{n: x for n, x in options.items() if n != "cu_seqlens_q"})
     assert_same_bits(dense[0][0], wanted[0])

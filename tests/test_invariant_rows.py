@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from harness import BFLOAT16, assert_same_bits, random
 from libflash.conformance.reference_cache import CODES
+from sequences import cu_seqlens
 from test_decode import KERNELS
 
 import libflash
@@ -82,12 +83,8 @@ def check(x: Problem, o: np.ndarray, lse: np.ndarray, order: list[int] | None = 
         begin += ROWS[b]
 
 
-def starts(rows: tuple[int, ...]) -> np.ndarray:
-    return np.cumsum((0, *rows)).astype(np.int32)
-
-
 def packed_call(x: Problem, **more: Any) -> list[np.ndarray]:
-    given = {"cu_seqlens_q": starts(ROWS), "cache_seqlens": LENGTHS} | x.options | more
+    given = {"cu_seqlens_q": cu_seqlens(ROWS), "cache_seqlens": LENGTHS} | x.options | more
     return list(libflash.decode(x.q, *x.caches, return_lse=True, **given))
 
 
@@ -114,7 +111,7 @@ def test_order_of_sequences(kernel: str, dtype: np.dtype) -> None:
     order = [3, 5, 0, 2, 4, 1]
     q = np.concatenate([x.q[x.rows_of(b)] for b in order])
     rows = tuple(ROWS[b] for b in order)
-    o, lse = libflash.decode(q, *x.caches, cu_seqlens_q=starts(rows), cache_seqlens=LENGTHS[order], return_lse=True,
+    o, lse = libflash.decode(q, *x.caches, cu_seqlens_q=cu_seqlens(rows), cache_seqlens=LENGTHS[order], return_lse=True,
                              cache_batch_idx=np.array(order, np.int32), **x.options)  # fmt: skip
     check(x, o, lse, order)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import assert_same_bits, random
+from sequences import cu_seqlens
 from test_decode import KERNELS
 
 import libflash
@@ -40,7 +41,7 @@ def both_ways(q: np.ndarray, **options) -> list[list[np.ndarray]]:
 @pytest.mark.parametrize("window", [(-1, -1), (40, 0)])
 def test_the_hint_changes_no_bit(kernel: str, invariant: bool, window: tuple[int, int]) -> None:
     rows = np.array([1, 2, 40, 0, 3])
-    packing = np.cumsum((0, *rows)).astype(np.int32)
+    packing = cu_seqlens(rows)
     q, k, v = random(46, HEADS_Q, DIM, seed=4), random(46, HEADS_K, DIM, seed=5), random(46, HEADS_K, DIM, seed=6)
     options = {"cache_seqlens": LENGTHS, "block_table": table(3), "cu_seqlens_q": packing}
     options |= {"window_size": window, "invariant": invariant}

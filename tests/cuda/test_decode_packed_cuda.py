@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import assert_same_bits, random
+from sequences import cu_seqlens
 
 import libflash
 
@@ -24,10 +25,6 @@ PADS = np.array([650, 1, 0, 17, 64, 290], np.int32)
 HEADS_Q, HEADS_K, DIM, CAPACITY, PAGE = 6, 2, 48, 800, 16
 # One kernel of each type and width with few registers to spare; graphs need no more.
 SOME = [k for k in KERNELS if (k["dtype"], k["head_dim"]) in {("bf16", 64), ("f16", 128), ("f32", 256)}]
-
-
-def cu_seqlens(lengths: tuple[int, ...]) -> np.ndarray:
-    return np.cumsum((0, *lengths)).astype(np.int32)
 
 
 def rows(count: int, heads: int, seed: int, dtype: np.dtype) -> np.ndarray:

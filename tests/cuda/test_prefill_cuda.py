@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import random
+from sequences import cu_seqlens
 
 import libflash
 
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 from gpu_case import same_bits, to_device, to_numpy  # noqa: E402  (needs torch)
 from gpu_decode import decode  # noqa: E402
 from gpu_kernels import kernels, parameters  # noqa: E402
-from gpu_prefill import CACHED, CAPACITY, HEADS_Q, ROWS, Step, check, check_step, cu_seqlens, uses  # noqa: E402
+from gpu_prefill import CACHED, CAPACITY, HEADS_Q, ROWS, Step, check, check_step, uses  # noqa: E402
 
 KERNELS = kernels("prefill")
 pytestmark = pytest.mark.skipif(

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import random
+from sequences import cu_seqlens
 
 import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import same_bits, to_device  # noqa: E402  (needs torch)
 from gpu_kernels import kernels, parameters  # noqa: E402
-from gpu_prefill import CACHED, CAPACITY, HEADS_Q, ROWS, Step, check, cu_seqlens, uses  # noqa: E402
+from gpu_prefill import CACHED, CAPACITY, HEADS_Q, ROWS, Step, check, uses  # noqa: E402
 
 KERNELS = [k for k in kernels("prefill") if k["head_dim_v"] <= 128]
 pytestmark = pytest.mark.skipif(

@@ -6,16 +6,13 @@ import numpy as np
 from gpu_case import to_device
 from gpu_decode import LIMITS, NUMPY, decode
 from harness import random
+from sequences import cu_seqlens
 
 import libflash
 
 HEADS_Q, HEADS_K, CAPACITY = 32, 8, 1024
 # Query rows of each sequence (long chunks, single rows, lengths in between, no rows), and its keys in the cache.
 ROWS, CACHED = (300, 1, 0, 63, 96, 700, 1, 9), np.array([500, 1000, 20, 400, 0, 324, 1, 700], np.int32)
-
-
-def cu_seqlens(lengths: tuple[int, ...]) -> np.ndarray:
-    return np.cumsum((0, *lengths)).astype(np.int32)
 
 
 class Step:
