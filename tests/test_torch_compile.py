@@ -174,12 +174,25 @@ def test_meta_tensors_have_shapes() -> None:
 
 def test_meta_tensors_and_others_are_not_mixed() -> None:
     q, k, v = (x.detach() for x in qkv())
+    lse, slots = torch.zeros(q.shape[0], q.shape[2], q.shape[1]), torch.zeros(k.shape[:2], dtype=torch.int64)
     for call, text in (
         (lambda: libflash.torch.attention(q.to("meta"), k, v.to("meta")), "k is on the device cpu, but q on meta"),
         (lambda: libflash.torch.decode(q.to("meta"), k.to("meta"), v), "v_cache is on the device cpu, but q on meta"),
         (
             lambda: libflash.torch.attention(*(x.to("meta") for x in (q, k, v)), learnable_sink=torch.zeros(4)),
             "learnable_sink is on the device cpu, but q on meta",
+        ),
+        (
+            lambda: libflash.torch.merge([q.to("meta"), q], [lse.to("meta"), lse]),
+            r"outs\[1\] is on the device cpu, but outs\[0\] on meta",
+        ),
+        (
+            lambda: libflash.torch.cache_write(k.to("meta"), v.to("meta"), k, v, slots.to("meta")),
+            "k_cache is on the device cpu, but k on meta",
+        ),
+        (
+            lambda: torch.ops.libflash.attention_tangent(*(x.to("meta") for x in (q, k, v, q, lse)), tq=q),
+            "tq is on the device cpu, but q on meta",
         ),
     ):
         with pytest.raises(libflash.InvalidError, match=text):

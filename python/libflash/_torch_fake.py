@@ -7,7 +7,8 @@ size that is not known yet is checked when it runs.
 from __future__ import annotations
 
 import contextlib
-import inspect
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,7 +51,6 @@ def check(function: Any, *tensors: Any, meta: bool, **options: Any) -> None:
     """Raise what the call would raise. `function` is a check of the library."""
     options = library_options(options)
     if meta:
-        check_all_are_meta(function, tensors, options)
         options.pop("backend", None)
         options.pop("kernel", None)
     try:
@@ -59,10 +59,26 @@ def check(function: Any, *tensors: Any, meta: bool, **options: Any) -> None:
         return
 
 
-def check_all_are_meta(function: Any, tensors: tuple[Any, ...], options: dict[str, Any]) -> None:
-    for name, x in (*zip(inspect.signature(function).parameters, tensors, strict=False), *options.items()):
-        if isinstance(x, Tensor) and not x.is_meta:
-            raise InvalidError(f"{name} is on the device {x.device}, but q on meta; they must be on the same device")
+def without_data(schema: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of an operator for tensors without data. Meta tensors beside others are refused: as descriptions of tensors on
+    the CPU they would pass, and the result would be on meta.
+    """
+    names = [argument.name for argument in schema.arguments]
+
+    @functools.wraps(kernel)
+    def call(*args: Any, **options: Any) -> Any:
+        devices = {}
+        for name, value in (*zip(names, args, strict=False), *options.items()):
+            for i, x in enumerate(value if isinstance(value, list | tuple) else [value]):
+                if isinstance(x, Tensor):
+                    devices[name if value is x else f"{name}[{i}]"] = x.device
+        on_meta = next((name for name, device in devices.items() if device.type == "meta"), None)
+        for name, device in devices.items():
+            if on_meta is not None and device.type != "meta":
+                raise InvalidError(f"{name} is on the device {device}, but {on_meta} on meta; they must be on the same device")
+        return kernel(*args, **options)
+
+    return call
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:

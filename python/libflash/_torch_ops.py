@@ -108,7 +108,8 @@ def register() -> dict[str, Any]:
         kernel = by_name(schema, on_plain_tensors(getattr(_torch_kernels, name)))
         for key in ("CPU", "CUDA"):
             library.impl(name, kernel, key)
-        torch.library.register_fake(f"libflash::{name}", by_name(schema, getattr(_torch_fake, name)), lib=library)
+        fake = _torch_fake.without_data(schema, by_name(schema, getattr(_torch_fake, name)))
+        torch.library.register_fake(f"libflash::{name}", fake, lib=library)
         at_autograd = getattr(_torch_tangents if name.endswith("tangent") else _torch_autograd, name)
         library.impl(name, by_name(schema, at_autograd), "Autograd")
         torch.library.register_vmap(f"libflash::{name}", _torch_vmap.rule(name, operator), lib=library)
