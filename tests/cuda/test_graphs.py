@@ -234,27 +234,50 @@ def test_streams_and_threads(kernel: dict) -> None:
             done.result()
 
 
-@pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
-@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
-def test_neighbours_on_the_stream(kernel: dict, side: bool) -> None:
-    """A slow kernel writes the inputs right before the call, and another overwrites them right after it."""
+either_stream = pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
+
+
+def check_neighbours(kernel: dict, side: bool, lengths: list[torch.Tensor] | None = None) -> None:
+    """A slow kernel, then kernels that write the inputs and, of each call, used lengths of the keys; the call; kernels that
+    overwrite all of them.
+    """
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
     names = {"forward": partner(kernel, used_k=(1,)), "backward": kernel["name"], "causal": True}
     names["deterministic"] = ordered(kernel)
     contents = [dense(dtype, seed, dim) for seed in range(4)]
     wanted = [results_of(x) for x in contents]
-    for x, made in zip(contents, wanted, strict=True):
-        forward_and_backward(x, made, **names)
+    given = [{"seqused_k": used} for used in lengths] if lengths else [{}] * len(contents)
+    for x, made, options in zip(contents, wanted, given, strict=True):
+        forward_and_backward(x, made, **names, **options)
     x, mades = {name: torch.full_like(y, torch.nan) for name, y in contents[0].items()}, [results_of(y) for y in contents]
     nothing = {name: torch.full_like(y, torch.nan) for name, y in x.items()}
+    used = {name: torch.zeros_like(y) for name, y in given[0].items()}
     stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         for number, made in enumerate(mades):
             torch.cuda._sleep(5_000_000 * (number % 2 + 1))
             copy_into(x, contents[number])
-            forward_and_backward(x, made, **names)
+            copy_into(used, given[number])
+            forward_and_backward(x, made, **names, **used)
             copy_into(x, nothing)
+            for y in used.values():
+                y.zero_()
     torch.cuda.synchronize()
     for number, made in enumerate(mades):
         assert_same(made, wanted[number], unordered(kernel), f"call {number}")
+
+
+@either_stream
+@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
+def test_neighbours_on_the_stream(kernel: dict, side: bool) -> None:
+    """A kernel writes the inputs right before the call, and another overwrites them right after it."""
+    check_neighbours(kernel, side)
+
+
+@either_stream
+@pytest.mark.parametrize("kernel", WITH_LENGTHS)
+def test_neighbours_of_a_call_with_lengths(kernel: dict, side: bool) -> None:
+    """Likewise with used lengths. A kernel of one thread block reads them first, to order the sequences."""
+    lengths = ((333, 150), (7, 333), (0, 128), (300, 299))
+    check_neighbours(kernel, side, [torch.tensor(used, dtype=torch.int32, device=DEVICE) for used in lengths])

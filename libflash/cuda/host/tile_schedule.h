@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/attention/l2_cache.h"
 #include "cuda/attention/params.h"
 #include "problem/attention.h"
 
@@ -20,10 +21,6 @@ inline Divisor divisor_params(int64_t divisor) {
     const int64_t multiplier = ceil_div(int64_t{1} << (31 + shift), divisor);
     return {static_cast<uint32_t>(divisor), static_cast<uint32_t>(multiplier), shift - 1};
 }
-
-// The bytes that the heads of a group may read: they run at the same time and read their data repeatedly, so the data should stay
-// in the L2 cache.
-constexpr double kL2Bytes = 24e6;
 
 // Heads per group: as many as fit, or a slightly smaller divisor of all heads, so that groups are equal. A small last group
 // would start its longest tiles when everything else has finished.

@@ -42,7 +42,9 @@ int launch_instance(const ForwardPlan& plan, const typename ForwardTraits<Kernel
     if constexpr (Traits::kDynamic) {
         if (plan.order.blocks > 0) {
             const auto order = order_kernel<Kernel, Traits::kBlockM, ForwardParams>;
-            order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, stream>>>(params);
+            const ForwardParams& lengths = params;  // the kernel is the same with statistics of rows
+            const int launched = launch_dependent(order, plan.order.blocks, plan.order.threads, 0, stream, true, lengths);
+            if (launched != cudaSuccess) return launched;
         }
     }
     return launch_dependent(kernel, plan.attention.blocks, plan.attention.threads, plan.attention.shared_bytes, stream, true,

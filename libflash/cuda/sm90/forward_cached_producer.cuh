@@ -17,8 +17,6 @@ struct ForwardCachedProducer : ForwardProducer<Traits> {
     using PageRow = typename CachedKeys::PageRow;
     using Tile = std::conditional_t<kValues, typename Traits::VTile, typename Traits::KTile>;
     static constexpr int kBlockN = Traits::kBlockN;
-    // Whether block table entries are read before they are needed. With invariant rows the compiler would serialise wgmma.
-    static constexpr bool kReadsAhead = !Traits::kInvariant;
 
     __device__ __forceinline__ explicit ForwardCachedProducer(const ForwardContext<Traits>& of_kernel) : Producer{of_kernel} {}
 
@@ -41,15 +39,13 @@ private:
         const WorkTile& work_tile = context.storage.work_tiles[p.slot];
         const CachedKeys cached{context};
         const int last = work_tile.keys.end - 1;
-        PageRow pages{}, next{};
-        if constexpr (kReadsAhead) next = cached.read_pages(work_tile, last);
+        PageRow pages{};
         int back = CachedKeys::kTilesAtOnce;
 #pragma unroll 1
         for (int tile = last; tile >= work_tile.keys.begin; --tile) {
             if (back == CachedKeys::kTilesAtOnce) {
                 back = 0;
-                pages = kReadsAhead ? next : cached.read_pages(work_tile, tile);
-                if constexpr (kReadsAhead) next = cached.read_pages(work_tile, tile - CachedKeys::kTilesAtOnce);
+                pages = cached.read_pages(work_tile, tile);
             }
             const PageRow at = cached.of_tile(pages, back++);
             if constexpr (kValues) {

@@ -56,7 +56,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     if (forward_has_long_sums(config, kind)) plan_long_sums(plan, config, problem);
     if (plan.dynamic) {
         plan.order = launch_shape(1, resources(ForwardStep::order));
-        plan.workspace.add("sequence_order", sequence_order_bytes(problem.batch, tiles));
+        plan.workspace.add("sequence_order", sequence_order_bytes(tiles));
     }
     return plan;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/l2_cache.h"
 #include "cuda/attention/prefill_params.h"
 #include "cuda/attention/schedule.cuh"
 
@@ -34,6 +35,18 @@ __device__ __forceinline__ SequenceRows query_rows_of(const PrefillParams& param
 __device__ __forceinline__ ForwardKeys keys_of(const PrefillParams& params, int batch) {
     const KeyCount count = KeyCount::of(params.cache, batch, SequenceRows::of(params.news, batch).owned);
     return {0, count.length, count.existing};
+}
+
+// How many heads (with pairs: pairs of heads) are a group of the tile scheduler in a sequence with `keys` keys: the keys and
+// values of a group fit into kL2Bytes, and groups are about equal. At least the heads that share a key head are a group.
+template <class Params>
+__device__ __forceinline__ int heads_of_group(const Params& params, int keys) {
+    const float bytes_of_key_head = 2.0f * static_cast<float>(keys) * static_cast<float>(params.head_dim + params.head_dim_v);
+    const float key_heads = static_cast<float>(kL2Bytes) / fmaxf(bytes_of_key_head, 1.0f);
+    const int fit = max(1, static_cast<int>(fminf(key_heads, static_cast<float>(params.heads_q / params.group_size)))),
+              heads = params.heads_q / heads_of_unit(params), together = fit * params.group_size / heads_of_unit(params),
+              groups = (heads + together - 1) / together;
+    return (heads + groups - 1) / groups;
 }
 
 }  // namespace libflash::cuda::sm90

@@ -72,11 +72,12 @@ struct ForwardTileScheduler {
         }
         return false;
     }
-    // The tile of a unit of the dynamic schedule. A whole warp calls it.
-    __device__ __forceinline__ TileCoordinates tile_of_unit(int unit) const {
-        TileCoordinates tile = SequenceOrder(context.params).template tile_of<kBlockM>(unit, context.params);
-        if constexpr (Traits::kPairs) tile.head = head_of_pair(context.params, tile.head);
-        return tile;
+    // The tile of a unit of the dynamic schedule.
+    __device__ __forceinline__ TileCoordinates tile_of_unit(int number) const {
+        const ScheduledUnit unit = SequenceOrder(context.params).unit(number);
+        int head = unit.head;
+        if constexpr (Traits::kPairs) head = head_of_pair(context.params, head);
+        return {unit.batch, head, unit.tile};
     }
 
 private:
@@ -107,7 +108,7 @@ private:
                 unit = *const_cast<volatile int*>(&context.storage.dynamic.newest);
                 if (unit < 0) return false;
                 __syncwarp();
-                if (leader) context.storage.dynamic.newest = order.previous_unit()[unit];
+                if (leader) context.storage.dynamic.newest = order.unit(unit).previous;
                 __syncwarp();
                 assignment.writers = context.storage.recompute.warps_of(unit);
             } while (assignment.writers == 0);
@@ -117,7 +118,7 @@ private:
             if (leader && taken > 1) unit = take_unit(order, 2 * all);
             unit = __shfl_sync(0xffffffffu, unit, 0);
             if (unit >= order.units()) return false;
-            if (leader) order.previous_unit()[unit] = context.storage.dynamic.newest, context.storage.dynamic.newest = unit;
+            if (leader) order.unit(unit).previous = context.storage.dynamic.newest, context.storage.dynamic.newest = unit;
             assignment.writers = 0xffffffffu;
         }
         assignment.coordinates = tile_of_unit(unit);

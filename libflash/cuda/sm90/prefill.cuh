@@ -23,6 +23,8 @@ __global__ void __launch_bounds__(ForwardTraits<Kernel, kInstance>::kThreads, 1)
 
 template <class Kernel, int kTileRows>
 __global__ void __launch_bounds__(kOrderThreads) prefill_order_kernel(const __grid_constant__ PrefillParams params) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
     const SequenceOrder order(params);
     const int units = write_sequence_order<kTileRows>(params), blocks = prefill_share(params, units);
     if (threadIdx.x == 0) order.blocks() = blocks;
@@ -41,7 +43,8 @@ int launch_prefill_instance(const PrefillPlan& plan, const PrefillParams& params
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
     if (error != cudaSuccess) return error;
     const auto order = prefill_order_kernel<Kernel, Traits::kBlockM>;
-    order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, stream>>>(params);
+    const int launched = launch_dependent(order, plan.order.blocks, plan.order.threads, 0, stream, true, params);
+    if (launched != cudaSuccess) return launched;
     return launch_clusters(1 + params.in_pairs, kernel, plan.attention.blocks, plan.attention.threads,
                            plan.attention.shared_bytes, stream, true, params, maps);
 }

@@ -30,7 +30,7 @@ PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, con
     plan.in_pairs = !plan.invariant && prefill_has_pairs(config) && problem.group_size() % 2 == 0 && device.multiprocessors > 1;
     const int64_t blocks = std::min<int64_t>(tiles, device.multiprocessors);  // with pairs, `tiles` is even
     plan.attention = launch_shape(plan.in_pairs ? blocks / 2 * 2 : blocks, resources(ForwardStep::attention));
-    plan.workspace.add("sequence_order", sequence_order_bytes(problem.batch, tiles));
+    plan.workspace.add("sequence_order", sequence_order_bytes(tiles));
     plan.long_sums = !plan.invariant && needs_long_sums(config, longest_prefill_sum(problem, plan.tile_q));
     if (plan.long_sums)
         plan.workspace.add("long_sums",

@@ -56,9 +56,10 @@ __device__ __forceinline__ int prefill_share(const PrefillParams& params, int un
         const PrefillWork of_sequence = PrefillWork::of(params, batch);
         own.operations += of_sequence.operations, own.bytes += of_sequence.bytes;
     }
-    atomicAdd(&all.operations, own.operations);
-    atomicAdd(&all.bytes, own.bytes);
+    if (own.operations > 0.0f) atomicAdd(&all.operations, own.operations);
+    if (own.bytes > 0.0f) atomicAdd(&all.bytes, own.bytes);
     __syncthreads();
+    if (all.bytes == 0.0f) return params.blocks;
     const int together = heads_of_unit(params), left = static_cast<int>(threadIdx.x);
     const auto blocks = [&](int left_to_decode) {
         return min(params.blocks, params.multiprocessors - left_to_decode) & -together;

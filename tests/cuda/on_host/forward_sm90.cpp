@@ -244,7 +244,7 @@ struct Problem {
         }
         if (!unequal) return;
         plan.order = launch_shape(1, resources(ForwardStep::order));
-        sequence_order.assign(sequence_order_bytes(c.batch, units) / sizeof(int32_t) + 1,
+        sequence_order.assign(sequence_order_bytes(units) / sizeof(int32_t) + 1,
                               0x7ead7ead);  // the last element is a guard after the workspace
         params.sequence_order = sequence_order.data();
     }

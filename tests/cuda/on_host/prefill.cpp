@@ -145,7 +145,7 @@ struct Problem {
         const auto resources = [&](ForwardStep step) { return resources_of_prefill<PrefillKernel>(int(step), 0); };
         plan.order = launch_shape(1, resources(ForwardStep::order));
         plan.attention = launch_shape(std::min<int64_t>(units, c.multiprocessors()), resources(ForwardStep::attention));
-        sequence_order.assign(sequence_order_bytes(batch, units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last is a guard
+        sequence_order.assign(sequence_order_bytes(units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last is a guard
         params.sequence_order = sequence_order.data();
         params.blocks = static_cast<int>(plan.attention.blocks);
         params.in_pairs = c.in_pairs();
