@@ -50,8 +50,8 @@ struct SortedSequences {
     int group_heads[kOrderThreads];  // see heads_of_group()
     int end[kOrderThreads];          // the number of units up to the last one of the sequence
 
-    // A unit by its number among those of all `count` sequences. `heads`: heads, or pairs of heads.
-    __device__ __forceinline__ ScheduledUnit unit(int number, int count, int heads, bool reversed) const {
+    // The first sequence whose units end after `number`.
+    __device__ __forceinline__ int sequence_of(int number, int count) const {
         int at = 0;
         for (int last = count - 1; at < last;) {
             const int middle = (at + last) / 2;
@@ -60,11 +60,20 @@ struct SortedSequences {
             else
                 at = middle + 1;
         }
-        const int of_sequence = number - (at > 0 ? end[at - 1] : 0), group = group_heads[at] * tiles[at],
-                  first_head = of_sequence / group * group_heads[at], of_group = of_sequence % group,
-                  here = min(group_heads[at], heads - first_head);  // the last group may be smaller
+        return at;
+    }
+    // A unit of sequence `at` by its number among those of all sequences. `heads`: heads, or pairs of heads.
+    __device__ __forceinline__ ScheduledUnit unit(int number, int at, int heads, bool reversed) const {
+        const int of_sequence = number - (at > 0 ? end[at - 1] : 0);
+        if (tiles[at] == 1) return {batch[at], of_sequence, 0, -1};
+        int of_group = of_sequence, first_head = 0;
+        if (group_heads[at] < heads) {
+            first_head = of_sequence / (group_heads[at] * tiles[at]) * group_heads[at];
+            of_group = of_sequence - first_head * tiles[at];
+        }
+        const int here = min(group_heads[at], heads - first_head);  // the last group may be smaller
         const int tile = of_group / here;
-        return {batch[at], first_head + of_group % here, reversed ? tiles[at] - 1 - tile : tile, -1};
+        return {batch[at], first_head + of_group - tile * here, reversed ? tiles[at] - 1 - tile : tile, -1};
     }
 };
 
@@ -105,8 +114,13 @@ __device__ __forceinline__ int write_sequence_order(const Params& params) {
             __syncthreads();
         }
         const int count = min(sorted.end[here - 1], most - before);
-        for (int unit = thread; unit < count; unit += kOrderThreads)
-            order.unit(before + unit) = sorted.unit(unit, here, heads, reversed);
+        // Each warp writes consecutive units, which belong to few sequences.
+        const int share = (count + kOrderThreads / 32 - 1) / (kOrderThreads / 32), first = thread / 32 * share,
+                  end = min(first + share, count);
+        for (int unit = first + thread % 32, at = sorted.sequence_of(first, here); unit < end; unit += 32) {
+            while (sorted.end[at] <= unit) ++at;
+            order.unit(before + unit) = sorted.unit(unit, at, heads, reversed);
+        }
         before += count;
         __syncthreads();
     }
