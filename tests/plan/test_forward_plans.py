@@ -95,7 +95,7 @@ def test_the_workspace_is_the_one_of_the_plan(lib: c.CDLL, options: dict[str, An
     q, out = tensor(2, 1000, 16, 64), tensor(2, 1000, 16, 64, address=2 * ADDRESS)
     size = size_of(lib, "forward", [q, q, q, out, None], abi.options(abi.AttentionOptions, **options))
     assert lines_of(explain(lib, "forward", (q, q, q), **options))["workspace"] == [f"{size} bytes"]
-    # Dynamic schedule: three words, two per sequence and one per tile, in units of 256 bytes.
+    # Dynamic schedule: 16 bytes, and 16 for each tile, in units of 256 bytes.
     tiles = 2 * 16 * 8 if "block_mask" in options else 0
     assert size == (-(-16 * (1 + tiles) // 256) * 256 if tiles else 0)
 
