@@ -96,6 +96,6 @@ constexpr bool has_invariant_prefill(const KernelConfig& config) { return config
 constexpr bool prefill_has_pairs(const KernelConfig& config) { return config.tile_q <= 128; }
 
 // Size of the workspace of sm90/sequence_order.cuh.
-inline size_t sequence_order_bytes(int64_t units) { return sizeof(int32_t) * static_cast<size_t>(4 + 4 * units); }
+inline size_t sequence_order_bytes(int64_t units) { return sizeof(int32_t) * static_cast<size_t>(4 + 5 * units); }
 
 }  // namespace libflash::cuda

@@ -42,7 +42,7 @@ struct ForwardSharedStorage {
     static constexpr int kSlots = 3 + Traits::kQStages + kScheduledTiles;
     struct DynamicState {
         TileWord tiles[kStages];  // the key tiles in the stages of K; over a cache: their absent units (forward_cached_keys.cuh)
-        int newest;               // the unit that this thread block took last, see ScheduledUnit::previous
+        int newest;               // the unit that this thread block took last, see SequenceOrder::previous_unit()
         ZeroFillRequest zero_fill;
     };
 

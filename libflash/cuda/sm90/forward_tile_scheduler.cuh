@@ -108,7 +108,7 @@ private:
                 unit = *const_cast<volatile int*>(&context.storage.dynamic.newest);
                 if (unit < 0) return false;
                 __syncwarp();
-                if (leader) context.storage.dynamic.newest = order.unit(unit).previous;
+                if (leader) context.storage.dynamic.newest = order.previous_unit(context.params, unit);
                 __syncwarp();
                 assignment.writers = context.storage.recompute.warps_of(unit);
             } while (assignment.writers == 0);
@@ -118,7 +118,10 @@ private:
             if (leader && taken > 1) unit = take_unit(order, 2 * all);
             unit = __shfl_sync(0xffffffffu, unit, 0);
             if (unit >= order.units()) return false;
-            if (leader) order.unit(unit).previous = context.storage.dynamic.newest, context.storage.dynamic.newest = unit;
+            if (leader) {
+                order.previous_unit(context.params, unit) = context.storage.dynamic.newest;
+                context.storage.dynamic.newest = unit;
+            }
             assignment.writers = 0xffffffffu;
         }
         assignment.coordinates = tile_of_unit(unit);

@@ -14,10 +14,9 @@ namespace libflash::cuda::sm90 {
 
 constexpr int kOrderThreads = 512;
 
-// A unit: one of the tiles of a head, and the unit that its thread block took before it (-1: none). With pairs `head` is a number
-// of two heads.
+// A unit: one of the tiles of a head. With pairs `head` is a number of two heads.
 struct alignas(16) ScheduledUnit {
-    int32_t batch, head, tile, previous;
+    int32_t batch, head, tile;
 };
 
 // The state of the scheduler, in the workspace.
@@ -30,6 +29,12 @@ struct SequenceOrder {
     __device__ __forceinline__ int& blocks() const { return base[2]; }  // prefill: the thread blocks that work
     __device__ __forceinline__ ScheduledUnit& unit(int number) const {
         return reinterpret_cast<ScheduledUnit*>(base + 4)[number];
+    }
+    // The unit that the thread block of a unit took before it, or -1. Not a part of ScheduledUnit: it is written right before
+    // that is loaded, and the load would wait for the write.
+    template <class Params>
+    __device__ __forceinline__ int& previous_unit(const Params& params, int number) const {
+        return (&unit(params.schedule.heads * params.schedule.tiles).batch)[number];
     }
     // For each unit: 1 + the unit that its pair of thread blocks takes after it, or 0 as long as that is not known. With pairs
     // there are half as many units, and these numbers have a part of the other half of the memory.
@@ -65,7 +70,7 @@ struct SortedSequences {
     // A unit of sequence `at` by its number among those of all sequences. `heads`: heads, or pairs of heads.
     __device__ __forceinline__ ScheduledUnit unit(int number, int at, int heads, bool reversed) const {
         const int of_sequence = number - (at > 0 ? end[at - 1] : 0);
-        if (tiles[at] == 1) return {batch[at], of_sequence, 0, -1};
+        if (tiles[at] == 1) return {batch[at], of_sequence, 0};
         int of_group = of_sequence, first_head = 0;
         if (group_heads[at] < heads) {
             first_head = of_sequence / (group_heads[at] * tiles[at]) * group_heads[at];
@@ -73,7 +78,7 @@ struct SortedSequences {
         }
         const int here = min(group_heads[at], heads - first_head);  // the last group may be smaller
         const int tile = of_group / here;
-        return {batch[at], first_head + of_group - tile * here, reversed ? tiles[at] - 1 - tile : tile, -1};
+        return {batch[at], first_head + of_group - tile * here, reversed ? tiles[at] - 1 - tile : tile};
     }
 };
 
