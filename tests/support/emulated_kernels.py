@@ -34,15 +34,20 @@ ATTENTION_KERNELS_WITH_LONG_SUMS = {
     "f32-512-sums-small": ("f32_", 512, "32, 16", "16, 16, 1", 64, 80),
 }
 
-# Forward with statistics of rows: type, head_dim, tile, keys per sum. One warp and two for the same rows, long sums.
+# Forward with statistics of rows: type, head_dim, tile, keys per sum. One warp and two for the same rows, which share keys or
+# channels; long sums.
 STATISTICS_KERNELS = {
     "bf16-64": ("bf16_", 64, "128, 64", KEYS_PER_SUM),
     "f16-128": ("f16_", 128, "128, 64", KEYS_PER_SUM),
     "f16-256": ("f16_", 256, "64, 32", KEYS_PER_SUM),
     "f32-128": ("f32_", 128, "128, 32", KEYS_PER_SUM),
     "f32-256": ("f32_", 256, "64, 16", KEYS_PER_SUM),
+    "f16-512": ("f16_", 512, "32, 32", KEYS_PER_SUM),
+    "f32-512": ("f32_", 512, "32, 16", KEYS_PER_SUM),
     "f16-64-sums": ("f16_", 64, "128, 64", 64),
     "bf16-256-sums": ("bf16_", 256, "64, 32", 64),
+    "bf16-512-sums": ("bf16_", 512, "32, 32", 64),
+    "f32-512-sums": ("f32_", 512, "32, 16", 64),
 }
 # The same for sm_90a, with the stages and what is asked for (forward_sm90.cpp).
 STATISTICS_KERNELS_SM90 = {

@@ -1,6 +1,6 @@
 // The architecture sm80. Its kernels support every problem of forward and backward except some problems with positions
-// (host/shard_options.h) and statistics of rows with more than 256 channels. wide_capabilities.cpp, decode_capabilities.cpp and
-// tangent_capabilities.cpp list what the kernels of backward with wide heads, of decode and of tangents do not support.
+// (host/shard_options.h). wide_capabilities.cpp, decode_capabilities.cpp and tangent_capabilities.cpp list what the kernels of
+// backward with wide heads, of decode and of tangents do not support.
 #include "cuda/architecture.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/host/shard_options.h"

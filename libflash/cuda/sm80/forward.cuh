@@ -238,9 +238,9 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
         add_and_hide<T>(params.rare, common().rules, for_all, for_each);
     }
 
-    __device__ __forceinline__ LongSums<kThreads, kSlabs, kChannelBlocks> long_sums() const {
-        return {params.long_sums, hide_from_compiler(thread)};
-    }
+    // Wide heads with statistics have the fewest free registers.
+    using Sums = LongSums<kThreads, kSlabs, kChannelBlocks, kStatistics && (kHeadDim > 256)>;
+    __device__ __forceinline__ Sums long_sums() const { return {params.long_sums, hide_from_compiler(thread)}; }
     __device__ __forceinline__ auto blocks_of(int a) {
         return [this, a](int n) -> float* { return o[a][n]; };
     }
@@ -356,7 +356,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / key_s
         }
         if constexpr (kStatistics) {
             this->finish_statistics();
-            if constexpr (kSharers == 2) Pair(*this).combine_statistics();
+            if constexpr (kKeySharers == 2) Pair(*this).combine_statistics();
             bad |= this->statistics_overflowed(row_sum);
         }
         return __syncthreads_or(bad || Softmax::values_overflowed());

@@ -1,5 +1,6 @@
 // Forward with statistics of rows: one instance of forward.cuh with all options; it uses long sums only if the call needs them. A
-// warp has 16 rows, so that registers suffice for the statistics; with 256 channels and 16-bit types two warps share these rows.
+// warp has 16 rows, so that registers suffice for the statistics; with 256 channels and 16-bit types, and with more than 256
+// channels, two warps share these rows.
 #pragma once
 
 #include "cuda/attention/start_head_maxima.cuh"
@@ -14,6 +15,12 @@ struct StatisticsInstance {
     static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
     using Body = Forward<ElementOf<config.dtype>, config.head_dim, config.tile_q, config.tile_k, kWarps, kSharers, true,
                          has_long_sums(config), true>;
+    static constexpr bool shared_memory_fits() {  // the host computes the size only for wide heads
+        if constexpr (is_wide_forward(config))
+            return Body::kSharedBytes + Body::Pair::kStaticBytes <= wide_forward_shared_bytes(config);
+        return true;
+    }
+    static_assert(shared_memory_fits(), "the host and the kernel must agree");
 };
 
 template <class Kernel>
