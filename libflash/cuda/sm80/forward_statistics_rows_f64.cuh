@@ -2,6 +2,9 @@
 // Its warps share the scores of a tile of keys through shared memory: each warp computes some blocks of S = Q K^T; then all
 // threads convert the scores to probabilities, several threads for a row; then each warp multiplies all of P by its channels of
 // V. Unlike the kernel without statistics (forward_f64.cuh) it is not optimised for speed.
+//
+// With more than 256 channels a tile has one block of scores, so that the kernel fits every GPU. Each warp multiplies a part of
+// the channels of Q and K, and the threads that process the scores add these parts.
 #pragma once
 
 #include "cuda/attention/key_tiles.cuh"
@@ -19,19 +22,21 @@ namespace libflash::cuda::sm80 {
 template <int kHeadDim, int kTileQ, int kTileK>
 struct DoubleStatisticsForward {
     using Params = ForwardStatisticsParams;
+    static constexpr bool kWide = kHeadDim > 256;
     static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
     static constexpr int kLanes = kThreads / kTileQ;  // threads that share a row of scores
     static constexpr int kChannelBlocks = double_channel_blocks(kHeadDim);
     using Queries = DoubleTile<kTileQ, kHeadDim>;
     using Keys = DoubleTile<kTileK, kHeadDim>;
     using Scores = DoubleTile<kTileQ, kTileK>;
-    static constexpr int kNumbersAt = Queries::kBytes + 2 * Keys::kBytes + Scores::kBytes;
+    static constexpr int kScoreTiles = kWide ? kWarps : 1;  // parts of the scores
+    static constexpr int kNumbersAt = Queries::kBytes + 2 * Keys::kBytes + kScoreTiles * Scores::kBytes;
     static constexpr int kSharedBytes = kNumbersAt + 2 * kTileQ * 8;
     // Which blocks of scores (8 x 8) a warp computes: a column of blocks if there are as many columns as warps, else a part of a
     // column.
     static constexpr int kColumns = kTileK / 8 < kWarps ? kTileK / 8 : kWarps;
     static constexpr int kScoreRows = kTileQ / 8 * kColumns / kWarps;
-    static_assert(kTileK <= 8 * kWarps && kScoreRows > 0 && kLanes <= 32, "");
+    static_assert(kWide ? kTileQ == 8 && kTileK == 8 : kTileK <= 8 * kWarps && kScoreRows > 0 && kLanes <= 32, "");
 
     const Params& params;
     Queries q;
@@ -104,7 +109,35 @@ struct DoubleStatisticsForward {
         }
     }
 
+    // With kWide: the scores over the channels of a warp. The first part is in the place of the probabilities.
+    __device__ __forceinline__ Scores part_of(int of_warp) const { return {s.data + of_warp * (Scores::kBytes / 8)}; }
+    __device__ __forceinline__ void multiply_part_of_qk() const {
+        static_assert(kWarps == kScoreParts<kHeadDim>, "the order of additions is that of the kernel without statistics");
+        const unsigned at = hide_from_compiler(lane), g = at / 4, t = at % 4;
+        DoubleBlocks<1, 1> c;
+        clear(c);
+#pragma unroll 1
+        for (int term = warp * kTermStep; term < params.head_dim; term += kWarps * kTermStep)
+            add_terms(c, q, 0, k, 0, term, g, t);
+        const Scores part = part_of(warp);
+        part.at(g, 2 * t) = c[0][0][0];
+        part.at(g, 2 * t + 1) = c[0][0][1];
+    }
+    __device__ __forceinline__ double dot_product(int local, int col) const {
+        double sum = s.at(local, col);
+#pragma unroll
+        for (int i = 1; i < kScoreTiles; ++i) sum += part_of(i).at(local, col);
+        return sum;
+    }
+
     __device__ __forceinline__ void multiply_qk() {
+        if constexpr (kWide) {
+            multiply_part_of_qk();
+        } else {
+            multiply_blocks_of_qk();
+        }
+    }
+    __device__ __forceinline__ void multiply_blocks_of_qk() {
         DoubleBlocks<kScoreRows, 1> c;
         clear(c);
         const int first_row = warp / kColumns * kScoreRows * 8, col = warp % kColumns * 8;
@@ -123,7 +156,7 @@ struct DoubleStatisticsForward {
         for (int col = thread % kLanes; col < kTileK; col += kLanes) {
             const int key = first_key + col;
             const bool visible = key >= seen.x && key < seen.y && score.keeps(row, key);
-            const double x = visible ? score.score(s.at(local, col), row, key, &tanh_z) : -INFINITY;
+            const double x = visible ? score.score(dot_product(local, col), row, key, &tanh_z) : -INFINITY;
             s.at(local, col) = x;
             largest = fmax(largest, x);
         }
