@@ -101,6 +101,7 @@ def test_statistics_have_headers_of_their_own(cmake, tmp_path):
     units, _ = cmake(versions="set(versions_f64 80)\nset(versions_forward_statistics 80)")
     assert units["forward_sm80_bf16_f16_d64_statistics"][1] == units["forward_sm80_f64_d128_statistics"][1] == "sm80_statistics"
     assert units["forward_sm90_bf16_f16_d64_statistics"][1] == "sm90_statistics"
+    assert units["forward_sm80_bf16_f16_d512_small_statistics"][1] == "sm80_statistics_small"
     assert set(re.findall(r"arch=compute_(\d+)", units["forward_sm80_bf16_f16_d64_statistics"][2])) == {"80"}
     for unit, header in (("sm80_bf16_f16_d64", "sm80/forward_statistics"), ("sm80_f64_d128", "sm80/forward_statistics_f64")):
         text = (tmp_path / "with spaces" / "generated" / f"forward_{unit}_statistics.cu").read_text()
@@ -165,6 +166,6 @@ def test_kernels_without_an_architecture(cmake):
     units, registry = cmake(architectures="80-real")
     assert sorted(registry) == sorted(kernels_of(units))
     assert not [name for name in registry if "sm90" in name]
-    kinds = {"", "_backward", "_f32", "_f64", "_tangent", "_wide"}
-    groups = {"any", "sm80_statistics", *(f"sm80{kind}{small}" for kind in kinds for small in ("", "_small"))}
+    kinds = {"", "_backward", "_f32", "_f64", "_statistics", "_tangent", "_wide"}
+    groups = {"any", *(f"sm80{kind}{small}" for kind in kinds for small in ("", "_small"))}
     assert {group for _, group, _ in units.values()} == groups

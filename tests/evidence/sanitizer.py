@@ -24,7 +24,7 @@ FOUND = 77  # exit code of the tool where the program itself succeeded and the t
 # and only those head dims that differ in how warps share the work. Of statistics and tangents in float32 and float64 it runs one
 # head dim.
 FEWER_KERNELS = (
-    r"_bf16_d(64|128|256|512|576x512)(_statistics)?$",
+    r"_bf16_d(64|128|256|512|576x512)((_small)?_statistics)?$",
     r"^(forward|backward|decode)_sm80_f32_d(64|128|256)$",
     r"_tangent_sm80_f32_d128$|_f32_d128_statistics$|_f64_d128(_statistics)?$",
 )

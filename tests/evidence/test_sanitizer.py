@@ -159,6 +159,7 @@ def test_every_part_runs(tmp_path: pathlib.Path) -> None:
         ("backward_tangent_sm80_f32_d128", True),
         ("backward_tangent_sm80_f64_d128", True),
         ("forward_sm80_bf16_d512_small", False),
+        ("forward_sm80_bf16_d512_small_statistics", True),
     ],
 )
 def test_kernels_that_the_slow_tool_sees(kernel: str, seen: bool) -> None:

@@ -77,15 +77,37 @@ def test_long_sums(lib: c.CDLL) -> None:
         assert lines["workspace"][0] != "0 bytes"
 
 
-@pytest.mark.parametrize("head_dim", [264, 512])
-def test_wide_heads_are_refused(lib: c.CDLL, head_dim: int) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tile"), [("bf16", "32x32"), ("f16", "32x32"), ("f32", "32x16"), ("f64", "8x8")])
+def test_wide_heads(lib: c.CDLL, device: str, dtype: str, tile: str) -> None:
+    """One kernel of each type for every GPU."""
+    lib.describe(*DEVICES[device])
+    q, k, v = arrays(dtype, 264)
+    narrow = tensor(2, ROWS, 4, 64, dtype=TYPES[dtype])
+    for operands in ((q, k, v), arrays(dtype, 512), (q, k, narrow)):
+        for options in ({}, {"softcap": 20.0}, {"flags": abi.CAUSAL}):
+            for heads in (False, True):
+                lines = lines_of(explain(lib, "forward", operands, **outputs(dtype, heads=heads), **options))
+                assert lines["kernel"] == [f"forward_sm80_{dtype}_d512_small_statistics, backend sm80"]
+                assert lines["instance"] == ["general"]
+                assert lines["tile"][0] == "{} queries x {} keys".format(*tile.split("x"))
+
+
+def test_long_sums_of_wide_heads(lib: c.CDLL) -> None:
+    lib.describe(*DEVICES["L40S"])
+    for dtype in TYPES:
+        lines = lines_of(explain(lib, "forward", arrays(dtype, 512, rows=10, keys=100000), **outputs(dtype, rows=10)))
+        assert (lines["workspace"][0] == "0 bytes") == (dtype == "f64")
+
+
+def test_more_channels_are_refused(lib: c.CDLL) -> None:
     lib.describe(*DEVICES["H200"])
-    q, k, v = arrays("bf16", head_dim)
-    made = outputs("bf16")
-    function = lib.flash_attention_forward_explain
-    text, needed = c.create_string_buffer(1 << 16), c.c_size_t()
-    options = abi.options(abi.AttentionOptions, **made)
-    status = function(c.pointer(q), c.pointer(k), c.pointer(v), options, text, len(text), c.byref(needed))
-    told = text.value.decode() if status == abi.OK else lib.flash_last_error().decode()
-    assert "max_logit: the kernel does not support it" in told
-    assert "head_dim: must be at most 256 for this kernel" in told
+    assert "head_dim: must be at most 512 for this kernel" in explain(lib, "forward", arrays("bf16", 520), **outputs("bf16"))
+
+
+def test_another_kernel_is_refused(lib: c.CDLL) -> None:
+    """One for calls without statistics."""
+    lib.describe(*DEVICES["H200"])
+    for kernel in (b"forward_sm90_bf16_d512", b"forward_sm80_bf16_d512"):
+        told = explain(lib, "forward", arrays("bf16", 512), kernel=kernel, **outputs("bf16"))
+        assert "max_logit: the kernel does not support it" in told

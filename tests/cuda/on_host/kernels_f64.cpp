@@ -16,13 +16,19 @@ using cuda::resources_of_backward, cuda::resources_of_forward_tangent, cuda::res
 
 template <class Kernel>
 int launch_forward(const ForwardPlan& plan, const ForwardStatisticsParams& params, void* stream) {
-    if constexpr (Kernel::config.statistics) return launch_forward_statistics<Kernel>(plan, params, stream);
-    return cuda::launch_forward<Kernel>(plan, params, stream);
+    if constexpr (Kernel::config.statistics) {
+        return launch_forward_statistics<Kernel>(plan, params, stream);
+    } else {
+        return cuda::launch_forward<Kernel>(plan, params, stream);
+    }
 }
 template <class Kernel>
 KernelResources resources_of_forward(int step, int instance) {
-    if constexpr (Kernel::config.statistics) return resources_of_forward_statistics<Kernel>(step, instance);
-    return cuda::resources_of_forward<Kernel>(step, instance);
+    if constexpr (Kernel::config.statistics) {
+        return resources_of_forward_statistics<Kernel>(step, instance);
+    } else {
+        return cuda::resources_of_forward<Kernel>(step, instance);
+    }
 }
 }  // namespace by_config
 
