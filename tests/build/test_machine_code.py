@@ -16,6 +16,8 @@ import pytest
 MATRIX_INSTRUCTION = {"sm80": "mma.sync.aligned.m16n8k16", "sm90": "wgmma.mma_async"}
 OF_FLOATS = {"sm80": "mma.sync.aligned.m16n8k8.row.col.f32.tf32"}
 OF_DOUBLES = {"80": "mma.sync.aligned.m8n8k4.row.col.f64", "90": "mma.sync.aligned.m16n8k"}
+# Kernels of float64 whose tiles have 8 rows.
+EIGHT_ROWS = r"_tangent_sm80_f64_d256$|^backward_sm80_f64_d512_small$|_f64_d512_small_statistics$"
 KERNEL = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\w+)'.*?"
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
@@ -108,7 +110,7 @@ def ptx_of(unit, entry):
 def instruction(name, folder, version):
     """The instruction that a kernel must contain in this version of its PTX."""
     if "_f64_" in name:
-        return OF_DOUBLES["80" if name.endswith("_tangent_sm80_f64_d256") else version]  # whose tiles have 8 rows
+        return OF_DOUBLES["80" if re.search(EIGHT_ROWS, name) else version]
     if "_f32_" not in name:
         return MATRIX_INSTRUCTION[folder]
     return "fma.rn.f32" if name.startswith("decode") else OF_FLOATS[folder]

@@ -8,7 +8,7 @@ import cases
 import numpy as np
 import pytest
 from case import Case
-from gpu_kernels import chosen, kernels_with_statistics, parameters
+from gpu_kernels import TYPES, chosen, kernels_with_statistics, parameters
 from harness import random
 from statistics_case import StatisticsCase, check
 
@@ -20,7 +20,20 @@ from gpu_statistics import run, run_statistics  # noqa: E402
 
 KERNELS = parameters(kernels_with_statistics())
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-CASES = [case for case in cases.quick() if not case.name.startswith("poison")]
+# More than 256 channels; also rows that are not read in vectors.
+WIDE = {
+    "plain": {"head_dim": 264, "head_dim_v": 512},
+    "options": {"head_dim": 512, "softcap": 20.0, "alibi": "h", "bias": "hqk", "mask": "bqk", "sink": True, "dropout_p": 0.25},
+    "causal": {"head_dim": 264, "causal": True, "sink": True, "window_size": (90, -1), "block_mask": "bh"},
+    "odd": {"head_dim": 333, "head_dim_v": 64, "alibi": "bh", "causal": True},
+    "packed": {"head_dim": 512, "seqlen_q": (90, 0, 65, 3), "seqlen_k": (70, 9, 180, 0), "slack_rows": 3, "causal": True},
+    "mean": {"head_dim": 512, "fill": "mean", "used_q": (100,), "used_k": (190,)},
+    "positions": {"head_dim": 264, "positions": "rows", "causal": True, "dropout_p": 0.25, "part_of_dropout": True},
+}
+LENGTHS: dict[str, Any] = {"seqlen_q": 150, "seqlen_k": 200, "heads_q": 4, "heads_k": 2}
+QUICK_CASES = [case for case in cases.quick() if not case.name.startswith("poison")]
+WIDE_CASES = [Case(f"wide-{name}-{dtype}", dtype, **(LENGTHS | some)) for name, some in WIDE.items() for dtype in TYPES.values()]
+CASES = QUICK_CASES + WIDE_CASES
 
 
 def runs() -> list:
@@ -44,7 +57,7 @@ def test_case(case: Case, kernel: str) -> None:
     check(case, of_heads(run(problem(case), kernel, heads=True, entropy=False)), heads=True)
 
 
-@pytest.mark.parametrize("case", CASES[::6], ids=str)
+@pytest.mark.parametrize("case", [*QUICK_CASES[::6], *WIDE_CASES], ids=str)
 def test_case_on_the_host(case: Case) -> None:
     """A test of this file, by a CPU kernel."""
     whole = StatisticsCase(case)
@@ -61,10 +74,11 @@ def test_wrong_statistics_are_found() -> None:
 
 
 @ON_GPU
+@pytest.mark.parametrize("dim", [64, 512])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_the_same_bits_in_every_run(dtype: torch.dtype) -> None:
+def test_the_same_bits_in_every_run(dtype: torch.dtype, dim: int) -> None:
     generator = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(2, 700, 4, 64, generator=generator).to("cuda", dtype) for _ in range(3))
+    q, k, v = (torch.randn(2, 700, 4, dim, generator=generator).to("cuda", dtype) for _ in range(3))
     first: list[torch.Tensor] = []
     for _ in range(3):
         rows = torch.full((2, 4, 700), torch.nan, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cuda")
@@ -123,7 +137,7 @@ def test_in_a_graph() -> None:
 
 @ON_GPU
 def test_more_keys_than_accumulators_can_add() -> None:
-    for dim in (64, 256):
+    for dim in (64, 256, 512):
         q, k, v = (torch.randn(1, rows, 1, dim, device="cuda").half() for rows in (100, 70000, 70000))
         top, entropy = (torch.zeros(1, 1, 100, device="cuda") for _ in range(2))
         libflash.attention(q, k, v, max_logit=top, entropy=entropy)
