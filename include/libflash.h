@@ -346,8 +346,7 @@ typedef struct flash_attention_options_t {
  * The scores s are those of section 1, with scale, softcap, ALiBi and bias. Dropout does not change the statistics, and the sink
  * is no logit. With shape (Hq), max_logit is the largest over all rows of all sequences. A row that sees no key has max_logit
  * -infinity and entropy 0; where lse is NaN, so are both. Not written: rows of a packed tensor that belong to no sequence. They
- * have no gradients, and are refused with FLASH_FLAG_CONTINUE (of disjoint keys max_logit is the maximum). On CUDA head dims are
- * at most 256 with them. */
+ * have no gradients, and are refused with FLASH_FLAG_CONTINUE (of disjoint keys max_logit is the maximum). */
 FLASH_API flash_status_t flash_attention_forward(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
                                                  const flash_tensor_t *out, const flash_tensor_t *lse,
                                                  const flash_attention_options_t *options, void *workspace,
