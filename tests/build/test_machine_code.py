@@ -17,7 +17,7 @@ MATRIX_INSTRUCTION = {"sm80": "mma.sync.aligned.m16n8k16", "sm90": "wgmma.mma_as
 OF_FLOATS = {"sm80": "mma.sync.aligned.m16n8k8.row.col.f32.tf32"}
 OF_DOUBLES = {"80": "mma.sync.aligned.m8n8k4.row.col.f64", "90": "mma.sync.aligned.m16n8k"}
 # Kernels of float64 whose tiles have 8 rows.
-EIGHT_ROWS = r"_tangent_sm80_f64_d256$|^backward_sm80_f64_d512_small$|_f64_d512_small_statistics$"
+EIGHT_ROWS = r"_tangent_sm80_f64_d(256|512_small)$|^backward_sm80_f64_d512_small$|_f64_d512_small_statistics$"
 KERNEL = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\w+)'.*?"
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"

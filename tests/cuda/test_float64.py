@@ -91,6 +91,22 @@ def test_result_is_that_of_the_cpu(dim: int) -> None:
 
 
 @CUDA
+@pytest.mark.parametrize("dims", [(20, 20), (130, 256), (257, 300), (512, 40)], ids=str)
+def test_double_backward_is_that_of_the_cpu(dims: tuple[int, int]) -> None:
+    """By the tangents of forward and backward."""
+    x = leaves("cpu", (2, 70, 4, dims[0]), (2, 83, 2, dims[0]), (2, 83, 2, dims[1]))
+
+    def results(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = libflash.torch.attention(*given, causal=True, softcap=5.0)
+        gradients = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+        return torch.autograd.grad(sum(y.square().sum() for y in gradients), given)
+
+    on_gpu = results(*(y.detach().cuda().requires_grad_() for y in x))
+    for got, wanted in zip(on_gpu, results(*x), strict=True):
+        assert (got.cpu() - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+
+
+@CUDA
 def test_what_is_refused() -> None:
     wide, (q, k, v) = torch.zeros(1, 4, 1, 513, device="cuda", dtype=torch.float64), leaves("cuda", *[(1, 4, 1, 8)] * 3)
     with pytest.raises(libflash.UnsupportedError, match=r"head_dim: must be at most 512 for this kernel \(513\)"):

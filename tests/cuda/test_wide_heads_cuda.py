@@ -1,4 +1,6 @@
-"""More than 256 channels on a GPU: every option, decode with appended rows and pages, values that are channels of the keys."""
+"""More than 256 channels on a GPU: every option, tangents, decode with appended rows and pages, values that are channels of the
+keys.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from case import Case
 from decode_cases import DecodeCase
 from gpu_kernels import TYPES, kernels, kernels_of_values_in_keys, parameters, supports
 from libflash.conformance.cache_cases import CacheCase
+from libflash.conformance.tangent_cases import TangentCase
 
 import libflash
 
@@ -16,6 +19,7 @@ torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, run_backward, run_forward, same_bits  # noqa: E402  (needs torch)
 from gpu_codes import run_cache, some_codes  # noqa: E402
 from gpu_decode import run_decode  # noqa: E402
+from gpu_tangent import check_backward, check_forward  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -26,7 +30,8 @@ def wide(operation: str) -> list[Any]:
 
 
 def test_there_are_kernels() -> None:
-    for operation, types in (("forward", TYPES), ("backward", TYPES), ("decode", ("f16", "bf16"))):
+    tangents = [(f"{operation}_tangent", TYPES) for operation in ("forward", "backward")]
+    for operation, types in (("forward", TYPES), ("backward", TYPES), ("decode", ("f16", "bf16")), *tangents):
         assert {k["dtype"] for k in kernels(operation) if k["head_dim"] > 256} == set(types)
 
 
@@ -80,6 +85,20 @@ def test_backward(kernel: dict, option: str, head_dim: int) -> None:
         return
     with pytest.raises(libflash.UnsupportedError, match=rf"\[{kernel['name']}\]"):
         run_backward(case, kernel["name"])
+
+
+@pytest.mark.parametrize("head_dim", [264, 512])
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kernel", wide("forward_tangent"))
+def test_forward_tangent(kernel: dict, option: str, head_dim: int) -> None:
+    check_forward(TangentCase(list(OPTIONS).index(option), case_of(kernel, option, head_dim)), kernel["name"])
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kernel", wide("backward_tangent"))
+def test_backward_tangent(kernel: dict, option: str) -> None:
+    number = list(OPTIONS).index(option)
+    check_backward(TangentCase(number, case_of(kernel, option, (264, 512)[number % 2])), kernel["name"])
 
 
 SEVERAL: dict[str, Any] = {"lengths": (0, 1, 63, 64, 65, 130), "capacity": 140}

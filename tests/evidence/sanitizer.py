@@ -26,7 +26,7 @@ FOUND = 77  # exit code of the tool where the program itself succeeded and the t
 FEWER_KERNELS = (
     r"_bf16_d(64|128|256|512|576x512)((_small)?_statistics)?$",
     r"^(forward|backward|decode)_sm80_f32_d(64|128|256)$",
-    r"_tangent_sm80_f32_d128$|_f32_d128_statistics$|_f64_d128(_statistics)?$",
+    r"_tangent_sm80_(f32_d128|bf16_d512_small)$|_f32_d128_statistics$|_f64_d128(_statistics)?$",
 )
 FEWER = {"racecheck": ["--kernels", "|".join(FEWER_KERNELS)]}
 PARTS = {"memcheck": 3, "racecheck": 4, "synccheck": 2}  # processes that share the kernels

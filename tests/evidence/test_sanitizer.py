@@ -157,6 +157,8 @@ def test_every_part_runs(tmp_path: pathlib.Path) -> None:
         ("forward_tangent_sm90_f16_d128", False),
         ("backward_tangent_sm80_f32_d64", False),
         ("backward_tangent_sm80_f32_d128", True),
+        ("backward_tangent_sm80_bf16_d512_small", True),
+        ("backward_tangent_sm80_f16_d512_small", False),
         ("backward_tangent_sm80_f64_d128", True),
         ("forward_sm80_bf16_d512_small", False),
         ("forward_sm80_bf16_d512_small_statistics", True),

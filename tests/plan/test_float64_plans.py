@@ -11,9 +11,10 @@ from described import DEVICES, explain, lines_of, tensor
 STATISTICS = 2 * 1024 * 16 * 16  # bytes: two numbers of each row, rounded up to units of 128, of two sequences with 16 heads
 
 
-def rows(head_dim: int) -> tuple[abi.Tensor, ...]:
-    k = tensor(2, 1000, 4, head_dim, dtype=abi.FLOAT64)
-    return tensor(2, 1000, 16, head_dim, dtype=abi.FLOAT64), k, k
+def rows(head_dim: int, head_dim_v: int | None = None) -> tuple[abi.Tensor, ...]:
+    q, k, v = (tensor(2, 1000, heads, head_dim, dtype=abi.FLOAT64) for heads in (16, 4, 4))
+    v.shape[3] = head_dim_v or head_dim
+    return q, k, v
 
 
 LARGE = {"64": "64 queries x 32 keys", "128": "128 queries x 32 keys", "256": "64 queries x 16 keys"}
@@ -56,6 +57,16 @@ def test_tangents(lib: c.CDLL, device: str) -> None:
     assert lines["tile"] == ["16 rows x 16 of the other side"]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dims", "kernel"), [((129,), "256"), ((257,), "512_small"), ((40, 512), "512_small")])
+def test_tangents_of_wide_heads(lib: c.CDLL, device: str, dims: tuple[int, ...], kernel: str) -> None:
+    lib.describe(*DEVICES[device])
+    arrays = rows(*dims)
+    for operation, sides in (("forward_tangent", "8 queries x 8 keys"), ("backward_tangent", "8 rows x 8 of the other side")):
+        lines = lines_of(explain(lib, operation, arrays, tangents=dict(zip("qkv", arrays, strict=True))))
+        assert (lines["kernel"], lines["tile"]) == ([f"{operation}_sm80_f64_d{kernel}, backend sm80"], [sides])
+
+
 def test_more_keys_than_accumulators_can_add(lib: c.CDLL) -> None:
     """Not in float64: neither parts nor other instances."""
     lib.describe(*DEVICES["H200"])
@@ -69,5 +80,7 @@ def test_what_has_no_kernel(lib: c.CDLL) -> None:
     lib.describe(*DEVICES["H200"])
     wide, x = tensor(1, 8, 1, 513, dtype=abi.FLOAT64), tensor(1, 8, 1, 64, dtype=abi.FLOAT64)
     refused = explain(lib, "forward", (wide, wide, wide))
+    assert "head_dim: must be at most 512 for this kernel (513)" in refused
+    refused = explain(lib, "forward_tangent", (wide, wide, wide), tangents={"q": wide})
     assert "head_dim: must be at most 512 for this kernel (513)" in refused
     assert "dtype: decode of float64 runs on the CPU only (float64)" in explain(lib, "decode", (x, x, x))

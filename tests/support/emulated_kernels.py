@@ -66,7 +66,10 @@ TANGENT_KERNELS = {
     "f16-256": ("f16_", 256, "64, 16"),
     "f32-64": ("f32_", 64, "64, 32"),
     "f32-128": ("f32_", 128, "64, 16"),
-    "f32-256-small": ("f32_", 256, "16, 16"),
+    "f32-256": ("f32_", 256, "16, 16"),
+    "bf16-512": ("bf16_", 512, "32, 32"),
+    "f16-512": ("f16_", 512, "32, 32"),
+    "f32-512": ("f32_", 512, "16, 16"),
 }
 # The same for sm_90a, with the stages.
 TANGENT_KERNELS_SM90 = {
@@ -85,6 +88,9 @@ BACKWARD_TANGENT_KERNELS = {
     "f32-64": ("f32_", 64, "64, 16"),
     "f32-128": ("f32_", 128, "32, 16"),
     "f32-256": ("f32_", 256, "16, 16"),
+    "bf16-512": ("bf16_", 512, "32, 32"),
+    "f16-512": ("f16_", 512, "32, 32"),
+    "f32-512": ("f32_", 512, "16, 16"),
 }
 # The same for sm_90a, with the stages.
 BACKWARD_TANGENT_KERNELS_SM90 = {
@@ -95,14 +101,14 @@ BACKWARD_TANGENT_KERNELS_SM90 = {
 }
 
 # float64: head_dim, tiles of forward, of backward and of the tangents; by how many channels the tensors are narrower than the
-# kernel; optional: the architecture whose code runs. kernels.table has no tangents of 64 and 512 channels.
+# kernel; optional: the architecture whose code runs. kernels.table has no tangents of 64 channels; those of 128 and 256 run once.
 DOUBLE_KERNELS = {"128": (128, "128, 32", "16, 16", "16, 16", 3), "256": (256, "64, 16", "8, 16", "8, 8", 4)}
 DOUBLE_SMALL_KERNELS = {
     "64": (64, "64, 32", "32, 32", "", 4),
     "128-small": (128, "32, 16", "16, 16", "", 4, 80),
     "256-small": (256, "16, 8", "8, 16", "", 3),
-    "512": (512, "16, 8", "8, 8", "", 3),
-    "512-sm80": (512, "16, 8", "8, 8", "", 190, 80),
+    "512": (512, "16, 8", "8, 8", "8, 8", 3),
+    "512-sm80": (512, "16, 8", "8, 8", "8, 8", 190, 80),
 }
 
 # Decode: type, head_dim, tile and stages; with and without fragments of Q in registers, with and without matrix instructions,

@@ -9,7 +9,8 @@
 
 namespace libflash::cuda {
 
-// The elements of one row of a tensor that a lane has in an accumulator: columns 8 * n + 2 * (lane % 4) and the next column.
+// The elements of one row of a tensor that a lane has in an accumulator: columns first + 8 * n + 2 * (lane % 4) and the next
+// column.
 template <class T>
 struct RowPairs {
     const T* row;  // from the lane's first column on; nullptr: zeros
@@ -17,9 +18,9 @@ struct RowPairs {
     bool vectors;  // pairs are aligned, and whole
 
     __device__ static __forceinline__ RowPairs of(const RowsParams& rows, const TileCoordinates& work, int row, int channels,
-                                                  bool vectors, int lane) {
+                                                  bool vectors, int lane, int first = 0) {
         const T* data = static_cast<const T*>(rows.data);
-        const int col = lane % 4 * 2;
+        const int col = first + lane % 4 * 2;
         if (data) data += work.batch * rows.batch + work.head * rows.head + row * rows.row + col;
         return {data, channels - col, vectors};
     }

@@ -1,5 +1,5 @@
-// The tangent of backward for sm_80 and later. Three kernels, one for each of tdq, tdk and tdv: a thread block has a tile of rows
-// of one side, with the sums of its output in registers, and loops over the tiles of the other side, so the order of all
+// The tangent of backward for sm_80 and later. One kernel, launched for each of tdq, tdk and tdv: a thread block has a tile of
+// rows of one side, with the sums of its output in registers, and loops over the tiles of the other side, so the order of all
 // additions is fixed. Formulas, with a row for each query and a column for each key; a leading t is a tangent:
 //
 //   x = g (R dp - delta)     y = g (R tdp - tdelta) - 2 tanh(z / cap) tz / cap x     g = 1 - tanh(z / cap)^2
@@ -8,8 +8,11 @@
 //
 // z: scale q . k, before the softcap `cap`; s: score; R: dropout, 0 or 1 / (1 - p_drop); mu: tangent of the LSE; ': transposed.
 //
-// For tdk and tdv all scores are transposed: the rows are keys. The kernel of tdq also computes tdbias, in a separate launch
+// For tdk and tdv all scores are transposed: the rows are keys. tdbias is one more launch of the kernel
 // (backward_tangent_dbias.cuh).
+//
+// With more than 256 channels (float32: 128) four warps share their rows, each with a quarter of the channels, and the tensors of
+// both sides are loaded one after the other (backward_tangent_in_turn.cuh).
 #pragma once
 
 #include "cuda/attention/bias_tile.cuh"
@@ -26,53 +29,58 @@
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm80/backward_tangent_dbias.cuh"
+#include "cuda/sm80/backward_tangent_in_turn.cuh"
 #include "cuda/sm80/backward_tangent_tiles.h"
+#include "cuda/sm80/tangent_products.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
-#include "cuda/tile/split_product.cuh"
 #include "cuda/tile/store_floats.cuh"
 
 #include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
-enum class TangentOutput { tdq, tdk, tdv };
+enum class TangentOutput : int { tdq, tdk, tdv };
 
-template <class T, int kHeadDim, int kBlockM, int kBlockN, TangentOutput kOutput>
+template <class T, int kHeadDim, int kBlockM, int kBlockN>
 struct BackwardTangent {
     using Element = T;
-    static constexpr bool kFloat = std::is_same<T, float>::value, kTransposed = kOutput != TangentOutput::tdq;
-    static constexpr bool kOfScores = kOutput != TangentOutput::tdv;  // needs dP and tdP
-    static constexpr int kWarps = kBlockM / 16, kThreads = kWarps * 32;
-    static constexpr int kBlockRows = kBlockM, kBlockCols = kBlockN, kBlocks = kBlockN / 8, kChannelBlocks = kHeadDim / 8;
-    using RowTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
-    using ColTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
-    using Tiles = std::conditional_t<kTransposed, QueryTiles<kBlockN, kBlockM>, KeyTiles<kBlockM, kBlockN>>;
-    using Scores = float[1][kBlocks][4];
+    static constexpr bool kFloat = std::is_same<T, float>::value, kInTurn = loads_in_turn(kHeadDim, sizeof(T));
+    using Products = TangentProducts<T, kHeadDim, kBlockM, kBlockN, 1>;
+    static constexpr int kParts = Products::kParts, kPartDim = Products::kPartDim;
+    static constexpr int kWarps = kBlockM / 16 * kParts, kThreads = kWarps * 32;
+    static constexpr int kBlockRows = kBlockM, kBlockCols = kBlockN;
+    static constexpr int kBlocks = Products::kBlocks, kChannelBlocks = Products::kChannelBlocks;
+    using RowTile = typename Products::RowTile;
+    using ColTile = typename Products::ColTile;
+    using Scores = typename Products::Scores;
     struct Common {
-        TileCoordinates work;  // work.head: a query head or, if kTransposed, a key head
+        TileCoordinates work;  // work.head: a query head or, if transposed(), a key head
         SequenceRows q_rows, k_rows;
-        Tiles tiles;
-        BiasRows<kBlockM> bias_rows;  // only for tdbias
+        KeyTiles<kBlockM, kBlockN> key_tiles;      // for tdq
+        QueryTiles<kBlockN, kBlockM> query_tiles;  // if transposed()
+        BiasRows<kBlockM> bias_rows;               // only for tdbias
     };
     static_assert(sizeof(Common) <= kBackwardTangentCommonBytes, "the host and the kernel must agree");
 
-    // Shared memory: four tiles of the rows and four of the columns (Q, tQ, dO, tdO and K, tK, V, tV, or the reverse); statistics
-    // of the queries; Common.
-    static constexpr int kColsAt = 4 * RowTile::kBytes, kStatisticsAt = kColsAt + 4 * ColTile::kBytes;
+    // Shared memory: four tiles of the rows and four of the columns (Q, tQ, dO, tdO and K, tK, V, tV, or the reverse), with
+    // kInTurn two of the rows and one of the columns; statistics of the queries; Common.
+    static constexpr int kColsAt = (kInTurn ? 2 : 4) * RowTile::kBytes;
+    static constexpr int kStatisticsAt = kColsAt + (kInTurn ? 1 : 4) * ColTile::kBytes;
     static constexpr int kCommonAt = kStatisticsAt + kBlockM * static_cast<int>(sizeof(TangentStatistics));
     static constexpr int kSharedBytes = kCommonAt + kBackwardTangentCommonBytes;
-    __device__ static constexpr int row_tile(int i) { return i * RowTile::kBytes; }
-    __device__ static constexpr int col_tile(int i) { return kColsAt + i * ColTile::kBytes; }
+    __device__ static constexpr int row_tile(int i) { return (kInTurn ? i % 2 : i) * RowTile::kBytes; }
+    __device__ static constexpr int col_tile(int i) { return kColsAt + (kInTurn ? 0 : i) * ColTile::kBytes; }
 
     const BackwardTangentParams& params;
+    const TangentOutput output;
     char* shared;
     int thread, warp, lane;
     Scores s, ts, x, y;
-    float sums[1][kChannelBlocks][4];
+    typename Products::Sums sums;
 
-    __device__ __forceinline__ BackwardTangent(const BackwardTangentParams& p, char* shared_memory)
-        : params(p), shared(shared_memory) {
+    __device__ __forceinline__ BackwardTangent(const BackwardTangentParams& p, TangentOutput wanted, char* shared_memory)
+        : params(p), output(wanted), shared(shared_memory) {
         thread = threadIdx.x;
         warp = thread / 32;
         lane = thread % 32;
@@ -82,7 +90,12 @@ struct BackwardTangent {
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kCommonAt); }
     __device__ __forceinline__ const SequenceRows& sequence(bool keys) const { return keys ? common().k_rows : common().q_rows; }
     __device__ __forceinline__ int first_row() const { return common().work.tile * kBlockM; }
-    __device__ __forceinline__ bool computes_dbias() const { return kOutput == TangentOutput::tdq && params.tdbias.data; }
+    __device__ __forceinline__ Products products() const { return {smem(), warp, lane}; }
+    __device__ __forceinline__ int warp_row() const { return products().warp_row(); }
+    __device__ __forceinline__ int part() const { return products().part(); }
+    __device__ __forceinline__ bool transposed() const { return output != TangentOutput::tdq; }
+    __device__ __forceinline__ bool of_scores() const { return output != TangentOutput::tdv; }  // needs dP and tdP
+    __device__ __forceinline__ bool computes_dbias() const { return output == TangentOutput::tdq && params.tdbias.data; }
     __device__ __forceinline__ TangentOfDbias<BackwardTangent> of_dbias() { return {*this}; }
 
     // The tensors of one side, each followed by its tangent.
@@ -94,14 +107,15 @@ struct BackwardTangent {
             default: return keys ? params.tv : params.tdout;
         }
     }
+    // Loads `count` tensors of a side, from number `from_tensor` on, unless they are absent.
     template <class Tile>
-    __device__ __forceinline__ void load_side(int offset, bool keys, int head, int first) {
+    __device__ __forceinline__ void load_side(int offset, bool keys, int head, int first, int from_tensor = 0, int count = 4) {
         const SequenceRows& rows = sequence(keys);
 #pragma unroll 1
-        for (int i = 0; i < 4; ++i) {
+        for (int i = from_tensor; i < from_tensor + count; ++i) {
             const RowsParams& from = tensor(keys, i);
             if (!from.data) continue;
-            const int channels = i < 2 ? params.head_dim : params.head_dim_v, at = offset + i * Tile::kBytes;
+            const int channels = i < 2 ? params.head_dim : params.head_dim_v, at = offset + (i - from_tensor) * Tile::kBytes;
             const T* matrix = static_cast<const T*>(from.data) + common().work.batch * from.batch + rows.start * from.row +
                               int64_t{head} * from.head;
             const int me = hide_from_compiler(thread);
@@ -119,22 +133,13 @@ struct BackwardTangent {
             cp_async_16(smem() + kStatisticsAt + i * 16, params.statistics + at + i, true);
     }
 
-    // c += A B^T. A: the warp's rows of the tile at rows_at. B: the tile at cols_at.
+    // c += A B^T over the warp's channels. A: the warp's rows of the tile at rows_at. B: the tile at cols_at.
     __device__ __forceinline__ void add_product(Scores& c, int rows_at, int cols_at, int channels) const {
-        const int at = hide_from_compiler(lane);
-        const auto a_address = RowTile::a_address(smem() + rows_at, hide_from_compiler(warp) * 16, at);
-        const auto b_address = ColTile::b_address(smem() + cols_at, at);
-        const auto load_a = [=](int step, uint32_t (&f)[1][4]) { ldmatrix_x4(f[0], a_address.at(0, step)); };
-        const auto load_b = [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); };
-        if constexpr (kFloat) {
-            Scores product;
-            split_product<true, kHeadDim / 8>(product, channels, load_a, load_b);
-            add_elements(c, product);
-        } else {
-            auto product = make_product<T, kHeadDim / 16, 1, 1, kBlocks>(load_a, load_b);
-            product.start();
-            product.add_to(c, [](int) {});
-        }
+        products().add_scores(c, rows_at, cols_at, channels);
+    }
+    // sums += W C for the warp's channels of the tile C at cols_at.
+    __device__ __forceinline__ void add_sums(const Scores& w, int cols_at, int channels) {
+        products().add_values(sums, w, cols_at, channels);
     }
     // a = X C^T and ta = tX C^T + X tC^T. X and C: tensor number `pair` of the rows and of the columns; tX and tC: tensors number
     // `pair` + 1.
@@ -142,41 +147,21 @@ struct BackwardTangent {
         clear(a);
         clear(ta);
         add_product(a, row_tile(pair), col_tile(pair), channels);
-        if (tensor(kTransposed, pair + 1).data) add_product(ta, row_tile(pair + 1), col_tile(pair), channels);
-        if (tensor(!kTransposed, pair + 1).data) add_product(ta, row_tile(pair), col_tile(pair + 1), channels);
+        if (tensor(transposed(), pair + 1).data) add_product(ta, row_tile(pair + 1), col_tile(pair), channels);
+        if (tensor(!transposed(), pair + 1).data) add_product(ta, row_tile(pair), col_tile(pair + 1), channels);
     }
-    // sums += W C. C: the tile at cols_at.
-    __device__ __forceinline__ void add_sums(const Scores& w, int cols_at, int channels) {
-        const int at = hide_from_compiler(lane);
-        if constexpr (kFloat) {
-            SplitRows<1> f[kBlocks];
-#pragma unroll
-            for (int n = 0; n < kBlocks; ++n) f[n].split_columns(0, w[0][n]);
-            const auto pair = ColTile::row_pair(smem() + cols_at, at);
-            add_split_product<false>(sums, f, channels,
-                                     [=](int step, int block, uint32_t (&b)[2]) { pair.load(step * 8, block, b[0], b[1]); });
-        } else {
-            const auto b_address = ColTile::b_trans_address(smem() + cols_at, at);
-            auto product = make_product<T, kBlockN / 16, 1, 1, kChannelBlocks>(
-                [&](int step, uint32_t (&f)[1][4]) { to_fragment<T>(f[0], w[0][2 * step], w[0][2 * step + 1]); },
-                [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
-            product.start();
-            product.add_to(sums, [](int) {});
-        }
-    }
-
     // Calls rule(n, e, row, key) for all elements of this lane.
     template <class Rule>
     __device__ __forceinline__ void for_elements(int first_col, const Rule& rule) const {
-        const int row0 = first_row() + hide_from_compiler(warp) * 16 + lane / 4, col0 = first_col + lane % 4 * 2;
+        const int row0 = first_row() + warp_row() + lane / 4, col0 = first_col + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
             const int n = i / 4, e = i % 4, row = row0 + (e >> 1) * 8, col = col0 + n * 8 + (e & 1);
-            rule(n, e, kTransposed ? col : row, kTransposed ? row : col);
+            rule(n, e, transposed() ? col : row, transposed() ? row : col);
         }
     }
     __device__ __forceinline__ TangentStatistics statistics_of(int n, int e) const {
-        const int at = kTransposed ? n * 8 + lane % 4 * 2 + (e & 1) : hide_from_compiler(warp) * 16 + (e >> 1) * 8 + lane / 4;
+        const int at = transposed() ? n * 8 + lane % 4 * 2 + (e & 1) : warp_row() + (e >> 1) * 8 + lane / 4;
         return reinterpret_cast<const TangentStatistics*>(shared + kStatisticsAt)[at];
     }
 
@@ -185,18 +170,15 @@ struct BackwardTangent {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
         const uint32_t batch_head = dropout_head(common().work.batch, params.heads_q, head);
-        const int rows = first_row() + hide_from_compiler(warp) * 16;
-        if constexpr (kTransposed) {
-            return keep_bits_transposed<kBlocks, 1>(dropout, batch_head, first_col + lane % 4 * 2, rows, lane);
-        } else {
-            uint32_t keep = 0;
+        const int rows = first_row() + warp_row();
+        if (transposed()) return keep_bits_transposed<kBlocks, 1>(dropout, batch_head, first_col + lane % 4 * 2, rows, lane);
+        uint32_t keep = 0;
 #pragma unroll
-            for (int n = 0; n < kBlocks; n += 2)
-                keep |= keep_bits<2, 2, 4>(dropout, batch_head, first_col + n * 8, lane,
-                                           [&](int r) { return rows + r * 8 + lane / 4; })
-                        << n * 4;
-            return keep;
-        }
+        for (int n = 0; n < kBlocks; n += 2)
+            keep |=
+                keep_bits<2, 2, 4>(dropout, batch_head, first_col + n * 8, lane, [&](int r) { return rows + r * 8 + lane / 4; })
+                << n * 4;
+        return keep;
     }
 
     // dP and tdP become R dp - delta and R tdp - tdelta.
@@ -233,7 +215,7 @@ struct BackwardTangent {
             const int n = i / 4, e = i % 4;
             const float capped = s[0][n][e] * inverse, slope = fmaf(-capped, capped, 1.0f);
             const float tz = ts[0][n][e] * params.softmax_scale;
-            if (kOfScores && !computes_dbias()) {
+            if (of_scores() && !computes_dbias()) {
                 x[0][n][e] *= slope;
                 y[0][n][e] = fmaf(-2.0f * capped * inverse * tz, x[0][n][e], slope * y[0][n][e]);
             }
@@ -245,7 +227,15 @@ struct BackwardTangent {
         bias_tangent.template init<T>(params.tbias, common().work.batch, head);
         bias_tangent.template add<T>(params.tbias, rows, keys, for_pairs);
         add_and_hide<T>(params.rare, rules, for_all, for_each);
-        if (common().tiles.is_edge(tile)) mask_edge_by_element(common().tiles, for_all);
+        mask_edge(tile, for_all);
+    }
+    template <class ForAll>
+    __device__ __forceinline__ void mask_edge(int tile, const ForAll& for_all) const {
+        if (transposed()) {
+            if (common().query_tiles.is_edge(tile)) mask_edge_by_element(common().query_tiles, for_all);
+        } else {
+            if (common().key_tiles.is_edge(tile)) mask_edge_by_element(common().key_tiles, for_all);
+        }
     }
 
     // x = dz and y = tdz, or for tdv s = R p and ts = R p (ts - mu); all times 2^exponent_shift(). Here R is 0 or 1; store()
@@ -258,7 +248,7 @@ struct BackwardTangent {
             const bool hidden = s[0][n][e] == -INFINITY || row.lse_log2 == INFINITY;
             const float p = exp2_approx(min_or_nan(s[0][n][e] - row.lse_log2, exponent_shift<T>()));
             const float below = ts[0][n][e] - row.mu;
-            if constexpr (kOfScores) {
+            if (of_scores()) {
                 y[0][n][e] = hidden ? 0.0f : p * fmaf(below, x[0][n][e], y[0][n][e]);
                 x[0][n][e] = hidden ? 0.0f : p * x[0][n][e];
             } else {
@@ -269,16 +259,20 @@ struct BackwardTangent {
         }
     }
 
+    // The head of the columns for a query head.
+    __device__ __forceinline__ int column_head(int head) const { return transposed() ? head : head / params.group_size; }
+
     // Adds one tile of the other side, for one query head.
     __device__ __forceinline__ void add_tile(int head, int tile) {
+        if constexpr (kInTurn) return BackwardTangentInTurn<BackwardTangent>{*this}.add_tile(head, tile);
         __syncthreads();  // no warp reads the previous tile
-        load_side<ColTile>(kColsAt, !kTransposed, kTransposed ? head : head / params.group_size, tile * kBlockN);
-        if constexpr (kTransposed) load_statistics(head, tile * kBlockN, kBlockN);
+        load_side<ColTile>(kColsAt, !transposed(), column_head(head), tile * kBlockN);
+        if (transposed()) load_statistics(head, tile * kBlockN, kBlockN);
         cp_async_commit();
         cp_async_wait<0>();
         __syncthreads();
         const uint32_t keep = keep_elements(head, tile * kBlockN);
-        if constexpr (kOfScores) {
+        if (of_scores()) {
             multiply(x, y, 2, params.head_dim_v);
             subtract_deltas(keep);
         }
@@ -286,15 +280,23 @@ struct BackwardTangent {
         apply_rules(head, tile);
         make_weights(keep);
         if (computes_dbias()) return of_dbias().add();
-        constexpr int kPair = kOfScores ? 0 : 2;
-        const int channels = kOfScores ? params.head_dim : params.head_dim_v;
-        add_sums(kOfScores ? y : ts, col_tile(kPair), channels);
-        if (tensor(!kTransposed, kPair + 1).data) add_sums(kOfScores ? x : s, col_tile(kPair + 1), channels);
+        if (!of_scores()) copy_weights();
+        const int pair = of_scores() ? 0 : 2, channels = of_scores() ? params.head_dim : params.head_dim_v;
+        add_sums(y, col_tile(pair), channels);
+        if (tensor(!transposed(), pair + 1).data) add_sums(x, col_tile(pair + 1), channels);
+    }
+    // The weights of tdv take the place of those of tdq and tdk.
+    __device__ __forceinline__ void copy_weights() {
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            x[0][i / 4][i % 4] = s[0][i / 4][i % 4];
+            y[0][i / 4][i % 4] = ts[0][i / 4][i % 4];
+        }
     }
 
     __device__ __forceinline__ void loop() {
-        const Tiles& tiles = common().tiles;
-        if constexpr (kTransposed) {
+        if (transposed()) {
+            const auto& tiles = common().query_tiles;
 #pragma unroll 1
             for (int i = 0; i < params.group_size; ++i) {
                 const int head = common().work.head * params.group_size + i;
@@ -305,6 +307,7 @@ struct BackwardTangent {
                     add_tile(head, tile);
             }
         } else {
+            const auto& tiles = common().key_tiles;
             int cursor = tiles.list_count;
 #pragma unroll 1
             for (int tile = tiles.previous(tiles.end, cursor); tile >= 0; tile = tiles.previous(tile, cursor))
@@ -314,8 +317,8 @@ struct BackwardTangent {
 
     // The tile of rows of this thread block, except for tdbias. batch < 0: the thread block has no work.
     __device__ __forceinline__ TileCoordinates find_rows() const {
-        const ScheduleParams& schedule = kTransposed ? params.key_schedule : params.query_schedule;
-        const LengthsParams& lengths = kTransposed ? params.k_lengths : params.q_lengths;
+        const ScheduleParams& schedule = transposed() ? params.key_schedule : params.query_schedule;
+        const LengthsParams& lengths = transposed() ? params.k_lengths : params.q_lengths;
         const TileCoordinates work = tile_coordinates<kBlockM>(schedule, lengths, params.batch);
         if (work.batch >= 0 && work.tile * kBlockM >= SequenceRows::of(lengths, work.batch).owned) return {-1, 0, 0};
         return work;
@@ -330,32 +333,30 @@ struct BackwardTangent {
             c.work = work;
             c.q_rows = q_rows;
             c.k_rows = k_rows;
-            if constexpr (kTransposed) {
-                c.tiles.init(params, work, q_rows.length, k_rows.length);
+            if (transposed()) {
+                c.query_tiles.init(params, work, q_rows.length, k_rows.length);
             } else {
-                c.tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
-                if (computes_dbias() && params.tdbias.extent[3] != 1) c.tiles.keep_tile(c.bias_rows.tile.col);
+                c.key_tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
+                if (computes_dbias() && params.tdbias.extent[3] != 1) c.key_tiles.keep_tile(c.bias_rows.tile.col);
             }
         }
         __syncthreads();
-        if (!kTransposed && common().tiles.begin >= common().tiles.end) return;
-        load_side<RowTile>(0, kTransposed, work.head, first_row());
-        if constexpr (!kTransposed) load_statistics(work.head, first_row(), kBlockM);
+        if (!transposed() && common().key_tiles.begin >= common().key_tiles.end) return;
+        if (!kInTurn) load_side<RowTile>(0, transposed(), work.head, first_row());
+        if (!transposed()) load_statistics(work.head, first_row(), kBlockM);
         cp_async_commit();
     }
 
     __device__ __forceinline__ void store() {
-        const RowsParams& to = kOutput == TangentOutput::tdq   ? params.tdq
-                               : kOutput == TangentOutput::tdk ? params.tdk
-                                                               : params.tdv;
-        const SequenceRows& rows = sequence(kTransposed);
-        const float factor = undo_exponent_shift<T>() * (kOfScores ? params.softmax_scale : params.rare.dropout.keep_factor);
-        const int channels = kOfScores ? params.head_dim : params.head_dim_v, col = lane % 4 * 2;
+        const RowsParams& to = !transposed() ? params.tdq : of_scores() ? params.tdk : params.tdv;
+        const SequenceRows& rows = sequence(transposed());
+        const float factor = undo_exponent_shift<T>() * (of_scores() ? params.softmax_scale : params.rare.dropout.keep_factor);
+        const int channels = of_scores() ? params.head_dim : params.head_dim_v, col = part() * kPartDim + lane % 4 * 2;
         T* matrix =
             static_cast<T*>(to.data) + common().work.batch * to.batch + common().work.head * to.head + rows.start * to.row;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int in_tile = warp * 16 + r * 8 + lane / 4, row = first_row() + in_tile;
+            const int in_tile = warp_row() + r * 8 + lane / 4, row = first_row() + in_tile;
             const float by = row < rows.length ? factor : 0.0f;
             const auto value = [&](int n, int e) { return by == 0.0f ? 0.0f : sums[0][n][2 * r + e] * by; };
             if constexpr (kFloat) {
@@ -364,7 +365,8 @@ struct BackwardTangent {
             } else {
 #pragma unroll
                 for (int n = 0; n < kChannelBlocks; ++n)
-                    store_shared(smem() + RowTile::offset(in_tile, n) + lane % 4 * 4, pack_pair(value(n, 0), value(n, 1), T()));
+                    store_shared(smem() + RowTile::offset(in_tile, part() * kChannelBlocks + n) + lane % 4 * 4,
+                                 pack_pair(value(n, 0), value(n, 1), T()));
             }
         }
         if constexpr (!kFloat) {
@@ -399,37 +401,37 @@ struct BackwardTangent {
     }
 };
 
-template <class Kernel, TangentOutput kOutput>
-using BackwardTangentBody = BackwardTangent<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim, Kernel::config.tile_q,
-                                            Kernel::config.tile_k, kOutput>;
+template <class Kernel>
+using BackwardTangentBody =
+    BackwardTangent<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim, Kernel::config.tile_q, Kernel::config.tile_k>;
 
 template <class Kernel>
 __global__ void __launch_bounds__(TangentStatisticsUnit<ElementOf<Kernel::config.dtype>>::kThreads)
-    tangent_statistics_kernel(const __grid_constant__ BackwardTangentParams params) {
+    tangent_statistics_kernel(const __grid_constant__ BackwardTangentParams params, TangentOutput) {
     TangentStatisticsUnit<ElementOf<Kernel::config.dtype>> unit{params, {}, {}};
     unit.run();
 }
 
-template <class Kernel, TangentOutput kOutput>
-__global__ void __launch_bounds__(BackwardTangentBody<Kernel, kOutput>::kThreads, 2)
-    backward_tangent_kernel(const __grid_constant__ BackwardTangentParams params) {
+template <class Kernel>
+__global__ void __launch_bounds__(BackwardTangentBody<Kernel>::kThreads, loads_in_turn(Kernel::config) ? 1 : 2)
+    backward_tangent_kernel(const __grid_constant__ BackwardTangentParams params, TangentOutput output) {
     extern __shared__ __align__(128) char shared[];
-    BackwardTangentBody<Kernel, kOutput> body(params, shared);
+    BackwardTangentBody<Kernel> body(params, output, shared);
     body.run();
 }
 
 template <class Kernel>
 __global__ void __launch_bounds__(TangentDsink<ElementOf<Kernel::config.dtype>>::kThreads)
-    tangent_dsink_kernel(const __grid_constant__ BackwardTangentParams params) {
+    tangent_dsink_kernel(const __grid_constant__ BackwardTangentParams params, TangentOutput) {
     TangentDsink<ElementOf<Kernel::config.dtype>>::run(params);
 }
 
-inline int enqueue_tangent(void (*kernel)(BackwardTangentParams), const LaunchShape& shape, const BackwardTangentParams& params,
-                           cudaStream_t stream) {
+inline int enqueue_tangent(void (*kernel)(BackwardTangentParams, TangentOutput), const LaunchShape& shape,
+                           const BackwardTangentParams& params, cudaStream_t stream, TangentOutput output = TangentOutput::tdq) {
     if (shape.blocks == 0) return cudaSuccess;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params);
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params, output);
     return cudaGetLastError();
 }
 
@@ -439,7 +441,7 @@ namespace libflash::cuda {
 
 template <class Kernel>
 KernelResources resources_of_backward_tangent(int step, int) {
-    using Body = sm80::BackwardTangentBody<Kernel, sm80::TangentOutput::tdq>;  // the other outputs need the same resources
+    using Body = sm80::BackwardTangentBody<Kernel>;
     static_assert(Body::kSharedBytes == backward_tangent_shared_bytes(Kernel::config), "the host and the kernel must agree");
     using T = ElementOf<Kernel::config.dtype>;
     switch (static_cast<BackwardTangentStep>(step)) {
@@ -452,17 +454,17 @@ KernelResources resources_of_backward_tangent(int step, int) {
 // Enqueues the work on `stream` and returns the CUDA error.
 template <class Kernel>
 int launch_backward_tangent(const BackwardTangentPlan& plan, const BackwardTangentParams& params, void* stream) {
-    using sm80::backward_tangent_kernel, sm80::enqueue_tangent, sm80::TangentOutput;
+    using sm80::enqueue_tangent, sm80::TangentOutput;
     const auto on = static_cast<cudaStream_t>(stream);
-    const auto of_queries = backward_tangent_kernel<Kernel, TangentOutput::tdq>;
+    const auto gradients = sm80::backward_tangent_kernel<Kernel>;
     BackwardTangentParams without_bias = params;
     without_bias.tdbias.data = nullptr;
     int error = enqueue_tangent(sm80::tangent_statistics_kernel<Kernel>, plan.statistics, params, on);
-    if (error == cudaSuccess) error = enqueue_tangent(of_queries, plan.tdq, without_bias, on);
-    if (error == cudaSuccess) error = enqueue_tangent(backward_tangent_kernel<Kernel, TangentOutput::tdk>, plan.tdk, params, on);
-    if (error == cudaSuccess) error = enqueue_tangent(backward_tangent_kernel<Kernel, TangentOutput::tdv>, plan.tdv, params, on);
+    if (error == cudaSuccess) error = enqueue_tangent(gradients, plan.tdq, without_bias, on, TangentOutput::tdq);
+    if (error == cudaSuccess) error = enqueue_tangent(gradients, plan.tdk, params, on, TangentOutput::tdk);
+    if (error == cudaSuccess) error = enqueue_tangent(gradients, plan.tdv, params, on, TangentOutput::tdv);
     if (error == cudaSuccess) error = enqueue_tangent(sm80::tangent_dsink_kernel<Kernel>, plan.dsink, params, on);
-    if (error == cudaSuccess) error = enqueue_tangent(of_queries, plan.dbias, params, on);
+    if (error == cudaSuccess) error = enqueue_tangent(gradients, plan.dbias, params, on, TangentOutput::tdq);
     return error;
 }
 

@@ -1,6 +1,6 @@
-// tdbias, which the kernel of tdq computes in a launch of its own: p ((ts - mu) x + y) in the terms of backward_tangent.cuh,
-// without the slope g, summed where the bias is broadcast. A thread block has a tile of the bias and visits the tiles of rows of
-// all batch entries and heads that add to it (attention/bias_tile.cuh). The code of tdq computes the scores and their tangents.
+// tdbias, in a launch of its own of the kernel of backward_tangent.cuh: p ((ts - mu) x + y) in the terms of that header, without
+// the slope g, summed where the bias is broadcast. A thread block has a tile of the bias and visits the tiles of rows of all
+// batch entries and heads that add to it (attention/bias_tile.cuh). As for tdq, rows are queries.
 #pragma once
 
 #include "cuda/attention/bias_tile.cuh"
@@ -46,8 +46,8 @@ struct TangentOfDbias {
         float* tile = reinterpret_cast<float*>(body.shared);  // kBlockM x kBlockN
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
-            const int n = i / 4, e = i % 4, row = body.warp * 16 + (e >> 1) * 8 + body.lane / 4;
-            tile[row * kBlockN + n * 8 + body.lane % 4 * 2 + (e & 1)] = body.sums[0][n][e];
+            const int n = i / 4, e = i % 4, row = body.warp_row() + (e >> 1) * 8 + body.lane / 4;
+            if (body.part() == 0) tile[row * kBlockN + n * 8 + body.lane % 4 * 2 + (e & 1)] = body.sums[0][n][e];
         }
         __syncthreads();
         const ScoreGradientParams& to = body.params.tdbias;

@@ -1,8 +1,8 @@
 // The tangent of backward in float64: the formulas of backward_tangent.cuh with the tiles of tangent_tiles_f64.cuh. One kernel
 // computes tdq, tdk, tdv or tdbias: a thread block has a tile of rows of one side, with the sums of its output in registers, and
 // loops over the tiles of the other side; or it has a tile of the bias and loops over the pairs of query and key tiles that
-// contribute to it. For each pair of tiles it loads both sides twice: dO and V for dP, and Q and K for the scores. The tiles of
-// scores always have a row for each query.
+// contribute to it. For each pair of tiles it loads both sides twice: dO and V for dP, and Q and K for the scores, with more than
+// 256 channels also the other side once more for the last product. The tiles of scores always have a row for each query.
 #pragma once
 
 #include "cuda/attention/bias_tile.cuh"
@@ -21,7 +21,7 @@ template <int kHeadDim, int kTileRows>
 struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDim, kTileRows, 6> {
     using Base = DoubleTangentTiles<BackwardTangentParams, kHeadDim, kTileRows, 6>;
     using Base::k_rows, Base::lane, Base::params, Base::q_rows, Base::thread, Base::warp, Base::work;
-    using Base::kLanes, Base::kThreads, Base::kWarps;
+    using Base::kLanes, Base::kThreads, Base::kWarps, Base::kWide;
 
     static constexpr int kElements = (kTileRows + kLanes - 1) / kLanes;  // elements of a score tile per thread
     static_assert(kElements <= 2, "");
@@ -123,15 +123,36 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         }
     }
 
-    // Loads a tensor and its tangent of both sides (dO and V if `outer`, else Q and K) and waits for them.
-    __device__ __forceinline__ void load_sides(bool outer, int first_row, int first_key) const {
+    // Loads a tensor and its tangent of both sides (dO and V if `outer`, else Q and K) from a channel on, and waits for them.
+    __device__ __forceinline__ void load_sides(bool outer, int first_row, int first_key, int channel = 0) const {
         __syncthreads();  // no warp reads the previous pairs
-        this->load_pair(0, outer ? params.dout : params.q, outer ? params.tdout : params.tq, q_rows, head, first_row,
-                        outer ? params.head_dim_v : params.head_dim);
-        this->load_pair(2, outer ? params.v : params.k, outer ? params.tv : params.tk, k_rows, key_head, first_key,
-                        outer ? params.head_dim_v : params.head_dim);
+        this->load_pair(this->tile(0), outer ? params.dout : params.q, outer ? params.tdout : params.tq, q_rows, head, first_row,
+                        outer ? params.head_dim_v : params.head_dim, channel);
+        this->load_pair(this->tile(2), outer ? params.v : params.k, outer ? params.tv : params.tk, k_rows, key_head, first_key,
+                        outer ? params.head_dim_v : params.head_dim, channel);
         cp_async_wait<0>();
         __syncthreads();
+    }
+    // The products of these pairs, with kWide after they are loaded.
+    __device__ __forceinline__ void multiply_sides(bool outer, int first_row, int first_key) const {
+        const int to = outer ? 3 : 0, channels = outer ? params.head_dim_v : params.head_dim;
+        const bool has_x = outer ? has_tdout() : has_tq(), has_c = outer ? has_tv() : has_tk();
+        if constexpr (kWide) {
+            this->multiply_in_parts(to, has_x, has_c, channels,
+                                    [&](int channel) { load_sides(outer, first_row, first_key, channel); });
+        } else {
+            this->multiply(to, has_x, has_c, channels);
+        }
+    }
+    // With kWide: starts to load the right operands of the last products, a tensor of the other side and its tangent.
+    __device__ __forceinline__ void load_other(int first_row, int first_key) const {
+        if (of_queries()) {
+            this->load_pair(this->whole(0), params.k, params.tk, k_rows, key_head, first_key, params.head_dim);
+        } else {
+            const bool of_values = output == DoubleTangentOutput::tdv;
+            this->load_pair(this->whole(0), of_values ? params.dout : params.q, of_values ? params.tdout : params.tq, q_rows,
+                            head, first_row, of_values ? params.head_dim_v : params.head_dim);
+        }
     }
 
     // Adds the current tile of the other side.
@@ -143,23 +164,30 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
 #pragma unroll 1
         for (int i = 0; i < 2; ++i) {
             const bool outer = (i == 0) != of_values;
-            load_sides(outer, first_row, first_key);
+            if constexpr (!kWide) load_sides(outer, first_row, first_key);
             if (outer && of_values) break;
-            this->multiply(outer ? 3 : 0, outer ? has_tdout() : has_tq(), outer ? has_tv() : has_tk(),
-                           outer ? params.head_dim_v : params.head_dim);
+            multiply_sides(outer, first_row, first_key);
             __syncthreads();
-            if (!outer) apply(first_row, first_key);
+            if (outer) continue;
+            if (kWide && !computes_dbias()) load_other(first_row, first_key);
+            apply(first_row, first_key);
         }
         if (computes_dbias()) {
             for_own_elements([&](double& x, double& sum) { sum += x; });
             return;
         }
+        if constexpr (kWide) cp_async_wait<0>();
         __syncthreads();
+        add_products();
+    }
+    // Adds the products of score tiles 1 and 0 with a tensor of the other side and its tangent.
+    __device__ __forceinline__ void add_products() {
+        const bool of_values = output == DoubleTangentOutput::tdv;
         const bool has_second = of_queries() ? has_tk() : of_values ? has_tdout() : has_tq();
 #pragma unroll 1
         for (int i = 0; i < (has_second ? 2 : 1); ++i) {
             const auto weights = this->scores(1 - i);
-            const auto other = this->tile((of_queries() ? 2 : 0) + i);
+            const auto other = this->whole((!kWide && of_queries() ? 2 : 0) + i);
             const int channels = of_values ? params.head_dim_v : params.head_dim;
             if (of_queries()) {
                 add_values<false, kTileRows, kWarps>(sums, weights, other, channels, warp, lane);
@@ -196,7 +224,7 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
         const bool of_values = output == DoubleTangentOutput::tdv;
         const double factor = of_values ? 1.0 : params.in_double.softmax_scale;
         double* const to = rows_of(rows, work.batch, work.head, sequence.start + first);
-        for_elements<kThreads>(this->tile(0), sequence.owned - first, of_values ? params.head_dim_v : params.head_dim, thread,
+        for_elements<kThreads>(this->whole(0), sequence.owned - first, of_values ? params.head_dim_v : params.head_dim, thread,
                                [&](double x, int r, int col) { to[r * rows.row + col] = r < existing ? x * factor : 0.0; });
     }
 
@@ -224,7 +252,7 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
             return;
         }
         __syncthreads();  // no warp reads the last pairs
-        stage<kWarps>(sums, this->tile(0), warp, lane);
+        stage<kWarps>(sums, this->whole(0), warp, lane);
         __syncthreads();
         store();
     }

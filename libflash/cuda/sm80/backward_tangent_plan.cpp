@@ -1,5 +1,5 @@
 // The plan of backward_tangent for sm_80 and later: statistics of the query rows, then a kernel for each of tdq, tdk and tdv. A
-// separate launch of the kernel of tdq computes the tangent of dbias.
+// separate launch of the same kernel computes the tangent of dbias.
 #include "cuda/host/backward_plan.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/tangent_params.h"

@@ -7,6 +7,10 @@
 // s: score, ts: its tangent, R: dropout (left out above). A constant may be subtracted from all ts of a row, because the last
 // step (forward_tangent_rows.cuh) corrects for it with out. The pivot, the mean of ts over the first tile that the row sees,
 // keeps P (ts - pivot) small, so that rounding it to 16 bits loses little.
+//
+// With more than 256 channels (float32: 128) four warps share their rows: each multiplies a quarter of the channels of Q and K,
+// the parts of the scores are added through shared memory, and each computes a quarter of the channels of tout. K, tK, V and tV
+// are loaded one after the other into the same tile, so that the kernel fits every GPU (forward_tangent_in_turn.cuh).
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -21,13 +25,14 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/sm80/forward_tangent_in_turn.cuh"
 #include "cuda/sm80/forward_tangent_rows.cuh"
 #include "cuda/sm80/forward_tangent_tiles.h"
+#include "cuda/sm80/tangent_products.cuh"
 #include "cuda/tile/accumulator.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/quad.cuh"
 #include "cuda/tile/shared_tile.cuh"
-#include "cuda/tile/split_product.cuh"
 
 #include <type_traits>
 
@@ -38,12 +43,14 @@ template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, bool kGen
 struct ForwardTangent {
     using Element = T;
     static constexpr int kThreads = kWarps * 32;
-    static constexpr int kSlabs = kBlockM / kWarps / 16;  // 16-row slabs of a warp
-    static constexpr int kKeyBlocks = kBlockN / 8, kChannelBlocks = kHeadDim / 8;
-    static constexpr bool kHalf = std::is_same<T, __half>::value, kFloat = std::is_same<T, float>::value;
-    using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
-    using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
-    using Scores = float[kSlabs][kKeyBlocks][4];
+    static constexpr bool kInTurn = loads_in_turn(kHeadDim, sizeof(T));
+    static constexpr int kParts = tangent_parts(kHeadDim, sizeof(T)), kSlabs = kBlockM / (kWarps / kParts) / 16;
+    using Products = TangentProducts<T, kHeadDim, kBlockM, kBlockN, kSlabs>;
+    static constexpr int kKeyBlocks = Products::kBlocks, kChannelBlocks = Products::kChannelBlocks, kPartDim = Products::kPartDim;
+    static constexpr bool kHalf = std::is_same<T, __half>::value;
+    using QTile = typename Products::RowTile;
+    using KvTile = typename Products::ColTile;
+    using Scores = typename Products::Scores;
     // Values that are the same for all threads. They are in shared memory because registers are scarce.
     struct Common {
         TileCoordinates work;
@@ -54,10 +61,10 @@ struct ForwardTangent {
     };
     static_assert(sizeof(Common) <= kForwardTangentCommonBytes, "the host and the kernel must agree");
 
-    // Shared memory: Q, tQ, K, tK, V, tV, the LSE of the rows in base-2 units, Common.
+    // Shared memory: Q, tQ, K, tK, V, tV (with kInTurn one tile for the last four), the LSE of the rows in base-2 units, Common.
     static constexpr int kTangentQAt = QTile::kBytes, kKeysAt = 2 * QTile::kBytes, kTangentKeysAt = kKeysAt + KvTile::kBytes;
     static constexpr int kValuesAt = kKeysAt + 2 * KvTile::kBytes, kTangentValuesAt = kValuesAt + KvTile::kBytes;
-    static constexpr int kLseAt = kValuesAt + 2 * KvTile::kBytes, kCommonAt = kLseAt + kBlockM * 4;
+    static constexpr int kLseAt = kKeysAt + (kInTurn ? 1 : 4) * KvTile::kBytes, kCommonAt = kLseAt + kBlockM * 4;
     static constexpr int kSharedBytes = kCommonAt + kForwardTangentCommonBytes;
     // `half` has few numbers near 0. So P and P (ts - pivot) of a row are multiplied by a power of two (half_scale). It begins as
     // kHalfScale and is lowered where P (ts - pivot) would exceed kHalfLimit.
@@ -67,7 +74,7 @@ struct ForwardTangent {
     char* shared;
     int thread, warp, lane;
     Scores s, ts;
-    float tout[kSlabs][kChannelBlocks][4];
+    typename Products::Sums tout;
     float pivot[kSlabs][2], sum[kSlabs][2];
     float half_scale[kSlabs][2];  // only with kHalf
     uint32_t unstarted;           // bit 2 * a + r: the row has no pivot yet
@@ -81,13 +88,16 @@ struct ForwardTangent {
 
     __device__ __forceinline__ uint32_t smem() const { return shared_address(shared); }
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kCommonAt); }
+    __device__ __forceinline__ Products products() const { return {smem(), warp, lane}; }
+    __device__ __forceinline__ int warp_row() const { return products().warp_row(); }
+    __device__ __forceinline__ int part() const { return products().part(); }
     // Row in the sequence of accumulator element e of slab a of this lane.
     __device__ __forceinline__ int row_of(int a, int e) const {
-        return common().tiles.first_row + (hide_from_compiler(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
+        return common().tiles.first_row + warp_row() + a * 16 + (e >> 1) * 8 + lane / 4;
     }
     // LSE in base-2 units of row 8 * r of slab a of this lane; +infinity: the row does not exist or sees no key.
     __device__ __forceinline__ float lse_of(int a, int r) const {
-        return reinterpret_cast<const float*>(shared + kLseAt)[(hide_from_compiler(warp) * kSlabs + a) * 16 + r * 8 + lane / 4];
+        return reinterpret_cast<const float*>(shared + kLseAt)[warp_row() + a * 16 + r * 8 + lane / 4];
     }
     __device__ __forceinline__ float factor_of(int a, int r) const {
         const float factor = kGeneral ? params.rare.dropout.keep_factor : 1.0f;
@@ -155,25 +165,13 @@ struct ForwardTangent {
         cp_async_commit();
     }
 
-    // c += A B^T. A: the warp's rows of the tile at rows_at. B: the tile at keys_at.
+    // c += A B^T over the warp's channels. A: the warp's rows of the tile at rows_at. B: the tile at keys_at.
     __device__ __forceinline__ void add_scores(Scores& c, int rows_at, int keys_at) const {
-        const int at = hide_from_compiler(lane);
-        const auto a_address = QTile::a_address(smem() + rows_at, hide_from_compiler(warp) * kSlabs * 16, at);
-        const auto b_address = KvTile::b_address(smem() + keys_at, at);
-        const auto load_a = [=](int step, uint32_t (&f)[kSlabs][4]) {
-#pragma unroll
-            for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(f[a], a_address.at(a * 16, step));
-        };
-        const auto load_b = [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); };
-        if constexpr (kFloat) {
-            Scores product;
-            split_product<true, kHeadDim / 8>(product, params.head_dim, load_a, load_b);
-            for_elements([&](int a, int n, int e) { c[a][n][e] += product[a][n][e]; });
-        } else {
-            auto product = make_product<T, kHeadDim / 16, 1, kSlabs, kKeyBlocks>(load_a, load_b);
-            product.start();
-            product.add_to(c, [](int) {});
-        }
+        products().add_scores(c, rows_at, keys_at, params.head_dim);
+    }
+    // tout += X V for x = s or ts, and the tile V at values_at.
+    __device__ __forceinline__ void add_values(const Scores& x, int values_at) {
+        products().add_values(tout, x, values_at, params.head_dim_v);
     }
     // s = Q K^T, ts = tQ K^T + Q tK^T.
     __device__ __forceinline__ void multiply_scores() {
@@ -182,31 +180,6 @@ struct ForwardTangent {
         add_scores(s, 0, kKeysAt);
         if (params.tq.data) add_scores(ts, kTangentQAt, kKeysAt);
         if (params.tk.data) add_scores(ts, 0, kTangentKeysAt);
-    }
-
-    // tout += X V for x = s or ts, and V the tile at values_at: 3xTF32 for float32, 16-bit products otherwise.
-    __device__ __forceinline__ void add_values(const Scores& x, int values_at) {
-        const int at = hide_from_compiler(lane);
-        if constexpr (kFloat) {
-            SplitRows<kSlabs> f[kKeyBlocks];
-#pragma unroll
-            for (int n = 0; n < kKeyBlocks; ++n)
-#pragma unroll
-                for (int a = 0; a < kSlabs; ++a) f[n].split_columns(a, x[a][n]);
-            const auto pair = KvTile::row_pair(smem() + values_at, at);
-            add_split_product<false>(tout, f, params.head_dim_v,
-                                     [=](int step, int block, uint32_t (&b)[2]) { pair.load(step * 8, block, b[0], b[1]); });
-        } else {
-            const auto b_address = KvTile::b_trans_address(smem() + values_at, at);
-            auto product = make_product<T, kBlockN / 16, 1, kSlabs, kChannelBlocks>(
-                [&](int step, uint32_t (&f)[kSlabs][4]) {
-#pragma unroll
-                    for (int a = 0; a < kSlabs; ++a) to_fragment<T>(f[a], x[a][2 * step], x[a][2 * step + 1]);
-                },
-                [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
-            product.start();
-            product.add_to(tout, [](int) {});
-        }
     }
 
     template <class Rule>
@@ -378,7 +351,11 @@ struct ForwardTangent {
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
         start();
-        loop_over_keys();
+        if constexpr (kInTurn) {
+            ForwardTangentInTurn<ForwardTangent>{*this}.loop_over_keys();
+        } else {
+            loop_over_keys();
+        }
         ForwardTangentRows<ForwardTangent> rows{*this};
         rows.finish();
         rows.store();
@@ -394,11 +371,21 @@ struct ForwardTangentInstance {
 };
 
 template <class Kernel, bool kGeneral>
-__global__ void __launch_bounds__(ForwardTangentInstance<Kernel, kGeneral>::Body::kThreads, 2)
+__global__ void __launch_bounds__(ForwardTangentInstance<Kernel, kGeneral>::Body::kThreads, loads_in_turn(Kernel::config) ? 1 : 2)
     forward_tangent_kernel(const __grid_constant__ ForwardTangentParams params) {
     extern __shared__ __align__(128) char shared[];
     typename ForwardTangentInstance<Kernel, kGeneral>::Body body(params, shared);
     body.run();
+}
+
+// Calls do_with(general) with the template parameter of the instance as an integral constant. Kernels that load in turn have
+// one instance.
+template <class Kernel, class DoWith>
+auto with_tangent_instance(int instance, const DoWith& do_with) {
+    if constexpr (!loads_in_turn(Kernel::config)) {
+        if (instance != kGeneralInstance.number) return do_with(std::false_type());
+    }
+    return do_with(std::true_type());
 }
 
 template <class Kernel, bool kGeneral>
@@ -416,18 +403,19 @@ namespace libflash::cuda {
 
 template <class Kernel>
 KernelResources resources_of_forward_tangent(int, int instance) {
-    using Plain = typename sm80::ForwardTangentInstance<Kernel, false>::Body;
-    using General = typename sm80::ForwardTangentInstance<Kernel, true>::Body;
-    return instance == kGeneralInstance.number ? KernelResources{General::kThreads, General::kSharedBytes}
-                                               : KernelResources{Plain::kThreads, Plain::kSharedBytes};
+    return sm80::with_tangent_instance<Kernel>(instance, [](auto general) {
+        using Body = typename sm80::ForwardTangentInstance<Kernel, decltype(general)::value>::Body;
+        return KernelResources{Body::kThreads, Body::kSharedBytes};
+    });
 }
 
 // Enqueues the work on `stream` and returns the CUDA error.
 template <class Kernel>
 int launch_forward_tangent(const ForwardTangentPlan& plan, const ForwardTangentParams& params, void* stream) {
-    const auto enqueue = plan.instance.number == kGeneralInstance.number ? sm80::enqueue_forward_tangent<Kernel, true>
-                                                                         : sm80::enqueue_forward_tangent<Kernel, false>;
-    return enqueue(plan.attention, params, static_cast<cudaStream_t>(stream));
+    return sm80::with_tangent_instance<Kernel>(plan.instance.number, [&](auto general) {
+        return sm80::enqueue_forward_tangent<Kernel, decltype(general)::value>(plan.attention, params,
+                                                                               static_cast<cudaStream_t>(stream));
+    });
 }
 
 }  // namespace libflash::cuda

@@ -13,7 +13,7 @@ template <int kHeadDim, int kTileRows>
 struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim, kTileRows, 3> {
     using Base = DoubleTangentTiles<ForwardTangentParams, kHeadDim, kTileRows, 3>;
     using Base::Base, Base::k_rows, Base::lane, Base::params, Base::q_rows, Base::thread, Base::warp, Base::work;
-    using Base::kLanes, Base::kThreads, Base::kWarps;
+    using Base::kLanes, Base::kThreads, Base::kWarps, Base::kWide;
 
     KeyTiles<kTileRows, kTileRows> tiles;
     typename Base::Sums tout;
@@ -80,28 +80,44 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
         has_pivot = true;
     }
 
+    __device__ __forceinline__ void load_queries(int channel) const {
+        this->load_pair(this->tile(0), params.q, params.tq, q_rows, work.head, tiles.first_row, params.head_dim, channel);
+    }
+    // Loads K, with kWide also Q, from a channel on, and waits for them.
+    __device__ __forceinline__ void load_keys(int key_head, int first, int channel) const {
+        __syncthreads();  // no warp reads V and P of the previous tile, with kWide also the previous channels
+        if constexpr (kWide) load_queries(channel);
+        this->load_pair(this->tile(2), params.k, params.tk, k_rows, key_head, first, params.head_dim, channel);
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+
     __device__ __forceinline__ void loop_over_keys() {
+        constexpr int kValues = kWide ? 0 : 2;  // V takes the memory of K, with kWide also that of Q
         const DoubleScore<ForwardTangentParams> score(params, work, k_rows.length - q_rows.length);
         const int key_head = work.head / params.group_size;
         clear(tout);
-        this->load_pair(0, params.q, params.tq, q_rows, work.head, tiles.first_row, params.head_dim);
+        if constexpr (!kWide) load_queries(0);
         int cursor = tiles.list_count;
 #pragma unroll 1
         for (int tile = tiles.end; (tile = tiles.previous(tile, cursor)) >= 0;) {
             const int first = tile * kTileRows;
-            __syncthreads();  // no warp reads V and P of the previous tile
-            this->load_pair(2, params.k, params.tk, k_rows, key_head, first, params.head_dim);
-            cp_async_wait<0>();
-            __syncthreads();
-            this->multiply(0, has_tq(), has_tk(), params.head_dim);
+            if constexpr (kWide) {
+                this->multiply_in_parts(0, has_tq(), has_tk(), params.head_dim,
+                                        [&](int channel) { load_keys(key_head, first, channel); });
+            } else {
+                load_keys(key_head, first, 0);
+                this->multiply(0, has_tq(), has_tk(), params.head_dim);
+            }
             __syncthreads();  // the scores are complete; no warp reads K
-            this->load_pair(2, params.v, params.tv, k_rows, key_head, first, params.head_dim_v);
+            this->load_pair(this->whole(kValues), params.v, params.tv, k_rows, key_head, first, params.head_dim_v);
             apply(score, tile);
             cp_async_wait<0>();
             __syncthreads();
 #pragma unroll 1
             for (int i = 0; i < (params.tv.data ? 2 : 1); ++i)
-                add_values<false, kTileRows, kWarps>(tout, this->scores(1 - i), this->tile(2 + i), params.head_dim_v, warp, lane);
+                add_values<false, kTileRows, kWarps>(tout, this->scores(1 - i), this->whole(kValues + i), params.head_dim_v, warp,
+                                                     lane);
         }
         cp_async_wait<0>();
     }
@@ -125,7 +141,7 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
     // Writes tout = sum R p (ts - pivot) v + sum R p tv - (mu - pivot) out, delta and tdelta. Each warp processes one row at a
     // time.
     __device__ __forceinline__ void store() {
-        const auto sums = this->tile(0);
+        const auto sums = this->whole(0);
         const auto first_of = [&](const RowsParams& rows) {
             return rows.data ? rows_of(rows, work.batch, work.head, q_rows.start + tiles.first_row) : nullptr;
         };
@@ -164,7 +180,7 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
         if (!prepare()) return;
         loop_over_keys();
         __syncthreads();  // no warp reads Q
-        stage<kWarps>(tout, this->tile(0), warp, lane);
+        stage<kWarps>(tout, this->whole(0), warp, lane);
         finish_rows();
         __syncthreads();
         store();

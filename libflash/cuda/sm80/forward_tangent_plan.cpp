@@ -16,7 +16,8 @@ ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProbl
     plan.vector_loads = tangents_load_in_vectors(problem);
     plan.vector_rows = fits(problem.out) && fits(problem.dout) && fits(problem.tangents.dout);
     plan.vector_out = fits(problem.tangents.out);
-    const bool general = has_rare_options(problem) || !plan.vector_loads || config.dtype == KernelType::f64_;
+    const bool one_instance = config.dtype == KernelType::f64_ || loads_in_turn(config);
+    const bool general = has_rare_options(problem) || !plan.vector_loads || one_instance;
     plan.instance = general ? kGeneralInstance : kPlainInstance;
     plan.tile_q = forward_tangent_tile_q(config, general);
     plan.tile_k = config.tile_k;

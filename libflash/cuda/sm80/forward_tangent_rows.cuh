@@ -23,7 +23,7 @@ template <class Body>
 struct ForwardTangentRows {
     using T = typename Body::Element;
     using QTile = typename Body::QTile;
-    static constexpr int kSlabs = Body::kSlabs, kChannelBlocks = Body::kChannelBlocks;
+    static constexpr int kSlabs = Body::kSlabs, kChannelBlocks = Body::kChannelBlocks, kParts = Body::kParts;
 
     Body& body;
 
@@ -54,7 +54,8 @@ struct ForwardTangentRows {
         const ForwardTangentParams& params = body.params;
         const int at = body.common().q_rows.start + row, channels = sees_keys ? params.head_dim_v : 0;
         const auto pairs = [&](const RowsParams& rows) {
-            return RowPairs<T>::of(rows, body.common().work, at, channels, params.vector_rows, body.lane);
+            return RowPairs<T>::of(rows, body.common().work, at, channels, params.vector_rows, body.lane,
+                                   body.part() * Body::kPartDim);
         };
         const RowPairs<T> out = pairs(params.out), dout = pairs(params.dout), tdout = pairs(params.tdout);
         Dots dots = {0.0f, 0.0f};
@@ -72,12 +73,24 @@ struct ForwardTangentRows {
         }
         return dots;
     }
-    // Writes the sum of the lanes' parts, minus the row's number in `less` if that tensor is given; 0 if not `sees_keys`.
-    __device__ __forceinline__ void write_dot(const RowStatisticsParams& to, const RowStatisticsParams& less, float part, int row,
+    // The sums over all channels of a row, from the parts of its lanes. If several warps have the row, they exchange their sums
+    // through the memory of the keys, which no warp reads any more; contains a barrier then. in_tile: the row in the tile.
+    __device__ __forceinline__ Dots sum_over_channels(const Dots& parts, int in_tile) const {
+        Dots sum = {quad_sum(parts.delta), quad_sum(parts.tdelta)};
+        if constexpr (kParts > 1) {
+            Dots* const of_row = reinterpret_cast<Dots*>(body.shared + Body::kKeysAt) + in_tile * kParts;
+            if (body.lane % 4 == 0) of_row[body.part()] = sum;
+            __syncthreads();
+            sum = of_row[0];
+#pragma unroll
+            for (int i = 1; i < kParts; ++i) sum.delta += of_row[i].delta, sum.tdelta += of_row[i].tdelta;
+        }
+        return sum;
+    }
+    // Writes `dot`, minus the row's number in `less` if that tensor is given; 0 if not `sees_keys`.
+    __device__ __forceinline__ void write_dot(const RowStatisticsParams& to, const RowStatisticsParams& less, float dot, int row,
                                               bool sees_keys, bool writes) const {
-        if (!to.data) return;
-        const float dot = quad_sum(part);
-        if (writes) *address_of(to, row) = !sees_keys ? 0.0f : less.data ? dot - *address_of(less, row) : dot;
+        if (to.data && writes) *address_of(to, row) = !sees_keys ? 0.0f : less.data ? dot - *address_of(less, row) : dot;
     }
 
     __device__ __forceinline__ void finish() {
@@ -89,8 +102,10 @@ struct ForwardTangentRows {
             for (int r = 0; r < 2; ++r) {
                 const int row = body.row_of(a, 2 * r);
                 const float lse_log2 = body.lse_of(a, r), below = mu_minus_pivot(a, r, lse_log2);
-                const bool sees_keys = lse_log2 != INFINITY, writes = body.lane % 4 == 0 && row < q_rows.owned;
-                const Dots dots = finish_channels(a, r, row, sees_keys, body.factor_of(a, r), below);
+                const bool sees_keys = lse_log2 != INFINITY;
+                const bool writes = body.part() == 0 && body.lane % 4 == 0 && row < q_rows.owned;
+                const Dots parts = finish_channels(a, r, row, sees_keys, body.factor_of(a, r), below);
+                const Dots dots = sum_over_channels(parts, row - body.common().tiles.first_row);
                 if (writes && params.tlse.data) *address_of(params.tlse, row) = sees_keys ? body.pivot[a][r] + below : 0.0f;
                 write_dot(params.delta, params.dlse, dots.delta, row, sees_keys, writes);
                 write_dot(params.tdelta, params.tdlse, dots.tdelta, row, sees_keys, writes);
@@ -114,7 +129,7 @@ struct ForwardTangentRows {
 
     __device__ __forceinline__ void store_floats_of_rows() {
         const RowsParams& rows = body.params.tout;
-        const int col = body.lane % 4 * 2;
+        const int col = body.part() * Body::kPartDim + body.lane % 4 * 2;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
@@ -134,8 +149,8 @@ struct ForwardTangentRows {
             for (int n = 0; n < kChannelBlocks; ++n)
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    const int row = (body.warp * kSlabs + a) * 16 + r * 8 + body.lane / 4;
-                    store_shared(body.smem() + QTile::offset(row, n) + body.lane % 4 * 4,
+                    const int row = body.warp_row() + a * 16 + r * 8 + body.lane / 4;
+                    store_shared(body.smem() + QTile::offset(row, body.part() * kChannelBlocks + n) + body.lane % 4 * 4,
                                  pack_pair(body.tout[a][n][2 * r], body.tout[a][n][2 * r + 1], T()));
                 }
         __syncthreads();
