@@ -44,7 +44,7 @@ ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
 LIMITS = {"tests": 480, "accuracy": 300, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
-LIMITS |= {"context": 400, "context_all": 420}
+LIMITS |= {"context": 500, "context_all": 420}
 QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
 QUICK_LIMITS |= {"context": 150, "context_all": 100}
 CHECKS = (("tests",), ("sanitizer",), ("repeats",))  # lanes
