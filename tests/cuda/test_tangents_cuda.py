@@ -195,8 +195,10 @@ def test_large_tangents(kernel: dict) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("shape", [(2, 2, 60, 60), (2, 1, 60), (1, 60), (60, 1)], ids=str)
-def test_second_derivatives_of_pytorch(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((2, 2, 60, 60), 64), ((2, 1, 60), 64), ((1, 60), 64), ((60, 1), 64), ((2, 60, 60), 320)], ids=str
+)
+def test_second_derivatives_of_pytorch(shape: tuple[int, ...], dim: int) -> None:
     """A Hessian-vector product, also with respect to a bias, against attention by single operations.
 
     A bias that is the same for all keys changes nothing: its derivatives are rounding errors, so errors are measured by the
@@ -205,12 +207,12 @@ def test_second_derivatives_of_pytorch(shape: tuple[int, ...]) -> None:
     from libflash.torch import attention
 
     made = torch.Generator(device="cuda").manual_seed(5)
-    of_inputs = [torch.randn(2, 60, 2, 64, device="cuda", generator=made) for _ in range(6)]
+    of_inputs = [torch.randn(2, 60, 2, dim, device="cuda", generator=made) for _ in range(6)]
     of_bias = [torch.randn(shape, device="cuda", generator=made) for _ in range(2)]
     inputs, u = [[*of_inputs[i::2], of_bias[i]] for i in range(2)]
 
     def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        s = torch.einsum("bihc,bjhc->bhij", q, k) / 8 + bias
+        s = torch.einsum("bihc,bjhc->bhij", q, k) / dim**0.5 + bias
         hidden = torch.ones(60, 60, dtype=torch.bool, device="cuda").triu(1)
         return torch.einsum("bhij,bjhc->bihc", s.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
@@ -230,12 +232,13 @@ def test_second_derivatives_of_pytorch(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch.func's own use
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_forward_mode_of_pytorch() -> None:
+@pytest.mark.parametrize("dim", [64, 320])
+def test_forward_mode_of_pytorch(dim: int) -> None:
     """torch.func.jvp against the explicit function, and against a difference quotient."""
     from libflash.torch import attention
 
     made = torch.Generator(device="cuda").manual_seed(3)
-    q, k, v, *t = (torch.randn(2, 100, 4, 64, device="cuda", generator=made) for _ in range(6))
+    q, k, v, *t = (torch.randn(2, 100, 4, dim, device="cuda", generator=made) for _ in range(6))
     out, tout = torch.func.jvp(lambda *x: attention(*x, causal=True), (q, k, v), tuple(t))
     wanted = libflash.attention_tangent(q, k, v, *t, causal=True)
     assert torch.allclose(out, wanted[0], atol=1e-5)
