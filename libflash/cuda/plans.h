@@ -80,7 +80,7 @@ struct ForwardTangentPlan {
     LaunchShape attention;
 };
 
-// gradients: the kernels of tdq, tdk, tdv and tdbias (sm80), or the kernel of tdq (sm90). gradients_of_keys: the kernels of tdk
+// gradients: the kernel of tdq, tdk, tdv and tdbias (sm80), or the kernel of tdq (sm90). gradients_of_keys: the kernels of tdk
 // and tdv (sm90).
 enum class BackwardTangentStep { statistics, gradients, dsink, gradients_of_keys };
 

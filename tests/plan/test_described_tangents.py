@@ -60,9 +60,9 @@ def test_wide_heads(lib: c.CDLL, device: str, dtype: str, head_dim: int, name: s
         lines = lines_of(plan(lib, device, rows(head_dim, dtype), **options))
         assert lines["kernel"] == [f"forward_tangent_sm80_{dtype}_{name}, backend sm80"]
         assert (lines["instance"], lines["tile"]) == (["general"], [f"{tile} queries x {tile} keys"])
-        lines = lines_of(explain_backward(lib, device, rows(head_dim, dtype)))
-        assert lines["kernel"] == [f"backward_tangent_sm80_{dtype}_{name}, backend sm80"]
-        assert lines["tile"] == [f"{tile} rows x {tile} of the other side"]
+    lines = lines_of(explain_backward(lib, device, rows(head_dim, dtype)))
+    assert lines["kernel"] == [f"backward_tangent_sm80_{dtype}_{name}, backend sm80"]
+    assert lines["tile"] == [f"{tile} rows x {tile} of the other side"]
 
 
 @pytest.mark.parametrize(
