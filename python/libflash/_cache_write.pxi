@@ -42,10 +42,10 @@ def cache_write(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None, k_
     cdef _Source source = source_of(k, "k")
     if (source.torch and (dispatcher_needed(source) or records_gradients() and one_requires_grad(
                 (k, v, k_cache, v_cache, k_scale, v_scale, k_rope_cache, k_rope, rotary_cos, rotary_sin)))):
-        return by_adapter(source, "cache_write", (k, v, k_cache, v_cache, slots), {}, dict(
+        return by_adapter(source, "cache_write", (k, v, k_cache, v_cache, slots), without_none(dict(
             k_scale=k_scale, v_scale=v_scale, k_rope_cache=k_rope_cache, k_rope=k_rope, rotary_cos=rotary_cos,
             rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, positions=positions, cache_dtype=cache_dtype,
-            stream=stream, backend=backend, kernel=kernel))
+            stream=stream, backend=backend, kernel=kernel)))
     if source.kind == KIND_JAX:
         raise InvalidError("k_cache is a JAX array; those are immutable: use libflash.jax.cache_write, which returns the new "
                            "caches")

@@ -18,7 +18,7 @@ import threading
 
 from ._block_mask import BlockMask
 from ._errors import InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status, python_names
-from ._option_list import defaults_of
+from ._option_list import defaults_of, options_of
 from ._scalar import is_scalar
 
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuffer
@@ -242,17 +242,13 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
             or source.kind == KIND_JAX and needs_xla(q, (
                 k, v, alibi_slopes, bias, mask, learnable_sink, block_mask, seed, offset, softmax_scale, cu_seqlens_q,
                 cu_seqlens_k, seqused_q, seqused_k))):
-        refuse_shard_options(dict(
-            row_begin=row_begin, row_step=row_step, column_begin=column_begin, column_step=column_step,
-            row_positions=row_positions, column_positions=column_positions, sequence_numbers=sequence_numbers,
-            head_begin=head_begin, heads_total=heads_total, sm_margin=sm_margin, resume=resume))
-        return by_adapter(source, "attention", (q, k, v), ATTENTION_DEFAULTS, dict(
-            causal=causal, causal_align=causal_align, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
-            alibi_slopes=alibi_slopes, bias=bias, mask=mask, learnable_sink=learnable_sink, block_mask=block_mask,
-            dropout_p=dropout_p, seed=seed, offset=offset, layout=layout, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, num_splits=num_splits,
-            return_lse=return_lse, out=out, lse=lse, max_logit=max_logit, entropy=entropy, stream=stream, backend=backend,
-            kernel=kernel))
+        refuse_shard_options(given_of(_attention_of_parts, (
+            row_begin, row_step, column_begin, column_step, row_positions, column_positions, sequence_numbers, head_begin,
+            heads_total, sm_margin, resume)))
+        return by_adapter(source, "attention", (q, k, v), given_of(_attention_passed, (
+            causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes, bias, mask, learnable_sink, block_mask,
+            dropout_p, seed, offset, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k,
+            num_splits, return_lse, out, lse, max_logit, entropy, stream, backend, kernel)))
     cdef Layout axes = layout_of(layout)
     cdef object out_array = out
     cdef object lse_array = lse

@@ -1,10 +1,43 @@
 # The other operations: backward, decode, merge, block masks.
 
 
-cdef object by_xla(str name, tuple arrays, dict defaults, dict options):
-    """Call libflash/jax.py with the options that are not at their defaults."""
+cdef object _torch_adapter = None  # libflash/torch.py
+
+
+cdef dict defaults_in_order(str operation, bint of_parts=False):
+    """The defaults of the options that an operation passes to an adapter, or of those of parts of problems, which none has."""
+    literals = {"window_size": _no_window, "shard": _whole}
+    return {option.name: literals.get(option.name, option.default) for option in options_of(operation)
+            if (option.adapters == ()) == of_parts}
+
+
+cdef dict _attention_passed = defaults_in_order("attention")
+cdef dict _attention_of_parts = defaults_in_order("attention", of_parts=True)
+cdef dict _decode_passed = defaults_in_order("decode")
+cdef dict _merge_passed = defaults_in_order("merge")
+
+
+cdef dict given_of(dict defaults, tuple values):
+    """The options that are not at their defaults. `values` has one value for each of `defaults`, in this order. A tuple and this
+    loop take less time than a dict of all options."""
+    cdef dict given = {}
+    cdef Py_ssize_t i = 0
+    for name, default in defaults.items():
+        value = values[i]
+        i += 1
+        if value is not default and is_given(value, default):
+            given[name] = value
+    return given
+
+
+cdef dict without_none(dict options):
+    return {name: value for name, value in options.items() if value is not None}
+
+
+cdef object by_xla(str name, tuple arrays, dict options):
+    """Call libflash/jax.py with `options`, those that are not at their defaults."""
     for option in ("out", "lse", "stream"):
-        if options.pop(option) is not None:
+        if options.pop(option, None) is not None:
             raise InvalidError(f"{option} cannot be given for JAX arrays that are traced, sharded or on a GPU: "
                                "XLA owns memory and streams")
     if options.get("k") is not None:
@@ -15,31 +48,30 @@ cdef object by_xla(str name, tuple arrays, dict defaults, dict options):
             raise UnsupportedError(
                 f"{option} cannot be given for JAX arrays that are traced, sharded or on a GPU: XLA owns memory; "
                 f"use libflash.jax.attention(..., return_stats=({option!r},)), which returns it")
-    if name == "merge" and (options.pop("backend") is not None or options.pop("kernel") is not None):
+    if name == "merge" and (options.pop("backend", None) is not None or options.pop("kernel", None) is not None):
         raise UnsupportedError("backend and kernel cannot be given for JAX arrays that are traced, sharded or on a GPU: "
                                "XLA compiles the merge")
     from . import jax as adapter
-    cdef dict given = {option: value for option, value in options.items() if is_given(value, defaults[option])}
-    return getattr(adapter, name)(*arrays, **given)
+    return getattr(adapter, name)(*arrays, **options)
 
 
-cdef object by_adapter(_Source source, str name, tuple arrays, dict defaults, dict options):
-    """Call libflash/torch.py with the options that are not at their defaults. `seed` is always passed: the adapter's default is a
-    new one for each call. PyTorch's operators accept tensors only, so arrays of other libraries are converted to tensors. Calls
-    with arrays of JAX go to libflash/jax.py."""
+cdef object by_adapter(_Source source, str name, tuple arrays, dict given):
+    """Call libflash/torch.py with `given`, the options that are not at their defaults. PyTorch's operators accept tensors only,
+    so arrays of other libraries are converted to tensors. Calls with arrays of JAX go to libflash/jax.py."""
+    global _torch_adapter
     if source.kind == KIND_JAX:
-        return by_xla(name, arrays, defaults, options)
+        return by_xla(name, arrays, given)
     if name == "attention":
-        flag(options["causal"], "causal")
-    from . import torch as adapter
-    if options.pop("stream") is not None:
+        flag(given.get("causal", False), "causal")
+        name = "attention_with_pytorch"  # what attention() of the adapter tries before, this call has found impossible
+    if _torch_adapter is None:
+        from . import torch as adapter
+        _torch_adapter = adapter
+    if given.pop("stream", None) is not None:
         raise InvalidError("stream cannot be given where PyTorch records gradients, casts (autocast), transforms or traces; use "
                            "torch.cuda.stream()")
-    cdef dict given = {"seed": options["seed"]} if "seed" in options else {}
-    for option, value in options.items():
-        if is_given(value, defaults.get(option)):
-            given[option] = as_tensor(adapter, value)
-    return getattr(adapter, name)(*(as_tensor(adapter, x) for x in arrays), **given)
+    return PyObject_Call(getattr(_torch_adapter, name), tuple([as_tensor(x) for x in arrays]),
+                         {option: as_tensor(value) for option, value in given.items()})
 
 
 cdef bint is_given(object value, object default) except -1:
@@ -47,8 +79,11 @@ cdef bint is_given(object value, object default) except -1:
     return value != default if type(value) is float else value is not default
 
 
-cdef object as_tensor(object adapter, object x):
-    return adapter.torch.from_dlpack(x) if hasattr(x, "__dlpack__") and not isinstance(x, adapter.Tensor) else x
+cdef object as_tensor(object x):
+    # hasattr() of a number would make an AttributeError, and drop it
+    if type(x) in _torch.plain_types or type(x) in _plain_values or not hasattr(x, "__dlpack__"):
+        return x
+    return x if isinstance(x, _torch_adapter.Tensor) else _torch_adapter.torch.from_dlpack(x)
 
 
 def attention_backward(
@@ -310,15 +345,11 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
                 k_cache, v_cache, k_scale, v_scale, k_rope_cache, k_rope, cache_seqlens, block_table, cache_batch_idx,
                 cache_leftpad, k, v, rotary_cos, rotary_sin, softmax_scale, alibi_slopes, learnable_sink, cu_seqlens_q,
                 cu_seqlens_new, q_positions, tree_mask, cu_seqlens_tree, shared_groups, shared_lens))):
-        return by_adapter(source, "decode", (q, k_cache, v_cache), DECODE_DEFAULTS, dict(
-            cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
-            k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, causal=causal,
-            window_size=window_size, softmax_scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
-            learnable_sink=learnable_sink, num_splits=num_splits, split_size=split_size, k_scale=k_scale, v_scale=v_scale,
-            k_rope_cache=k_rope_cache, k_rope=k_rope, head_dim_v=head_dim_v, cache_dtype=cache_dtype, cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_new=cu_seqlens_new, q_positions=q_positions, tree_mask=tree_mask, cu_seqlens_tree=cu_seqlens_tree,
-            shared_groups=shared_groups, shared_lens=shared_lens, shard=shard, invariant=invariant, return_lse=return_lse,
-            out=out, lse=lse, stream=stream, backend=backend, kernel=kernel))
+        return by_adapter(source, "decode", (q, k_cache, v_cache), given_of(_decode_passed, (
+            cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos, rotary_sin, rotary_interleaved, causal,
+            window_size, softmax_scale, softcap, alibi_slopes, learnable_sink, num_splits, split_size, k_scale, v_scale,
+            k_rope_cache, k_rope, head_dim_v, cache_dtype, cu_seqlens_q, cu_seqlens_new, q_positions, tree_mask, cu_seqlens_tree,
+            shared_groups, shared_lens, shard, invariant, return_lse, out, lse, stream, backend, kernel)))
     cdef object out_array = out
     cdef object lse_array = lse
     start(&call, stream)
@@ -433,8 +464,8 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     if (source.torch and (dispatcher_needed(source) or records_gradients() and one_requires_grad(
                 (*outs, *lses, out, lse)))
             or source.kind == KIND_JAX and needs_xla(like, (*outs, *lses))):
-        return by_adapter(source, "merge", (outs, lses), MERGE_DEFAULTS, dict(
-            return_lse=return_lse, layout=layout, out=out, lse=lse, stream=stream, backend=backend, kernel=kernel))
+        return by_adapter(source, "merge", (outs, lses), given_of(_merge_passed, (
+            return_lse, layout, out, lse, stream, backend, kernel)))
     cdef Layout axes = layout_of(layout)
     cdef object out_array = out
     cdef object lse_array = lse

@@ -93,21 +93,32 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         return _torch_tangents.attention_of_duals(q, k, v, options)
     if records or moves:
         with enable_single_level_autograd_function():
-            return record(operator("attention"), q, k, v, options)
+            return record(run_operator, q, k, v, *numbers_and_tensors(options))
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.libflash.attention.default(q, k, v, **options)
 
 
-def record(run: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Any:
-    """(out, lse), with gradients; `run` computes them."""
+def run_operator(inputs: tuple[Tensor, ...], options: dict[str, Any]) -> Any:
+    return operator("attention")(*inputs, **options)
+
+
+def numbers_and_tensors(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     numbers: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     for name, value in options.items():
         (tensors if isinstance(value, Tensor) else numbers)[name] = value
+    return numbers, tensors
+
+
+def record(
+    run: Callable[[tuple[Tensor, ...], dict[str, Any]], Any], q: Tensor, k: Tensor, v: Tensor, numbers: dict[str, Any],
+    tensors: dict[str, Tensor],
+) -> Any:  # fmt: skip
+    """(out, lse), with gradients; `run` computes them."""
     slopes = tensors.get("alibi_slopes")
     if slopes is not None and slopes.requires_grad:
         raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")
-    return Attention.apply(run, numbers, tuple(tensors), q, k, v, *tensors.values())
+    return Attention.apply((run, numbers, tuple(tensors)), q, k, v, *tensors.values())
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
@@ -117,14 +128,16 @@ def rows_contiguous(x: Tensor) -> Tensor:
 
 
 class Attention(_Function):  # type: ignore[misc]
-    """(run, numbers, names, q, k, v, *tensors) -> (out, lse), where `names` are the option names of `tensors`."""
+    """((run, numbers, names), q, k, v, *tensors) -> (out, lse), where `names` are the option names of `tensors`. One argument for
+    all that is no tensor, because PyTorch looks at each argument in both passes."""
 
     @staticmethod
     def forward(
-        ctx: Any, run: Callable[..., Any], numbers: dict[str, Any], names: tuple[str, ...], q: Tensor, k: Tensor, v: Tensor,
+        ctx: Any, how: tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]], q: Tensor, k: Tensor, v: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        out, lse = run(q, k, v, **numbers, **dict(zip(names, tensors, strict=True)))
+        run, numbers, names = how
+        out, lse = run((q, k, v), numbers | dict(zip(names, tensors, strict=True)) if names else numbers)
         ctx.numbers, ctx.names = numbers, names
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         if forward_ad._current_level >= 0:
@@ -134,7 +147,7 @@ class Attention(_Function):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, Tensor]:
-        moved = dict(zip(("q", "k", "v", *ctx.names), tangents[3:], strict=True))
+        moved = dict(zip(("q", "k", "v", *ctx.names), tangents[1:], strict=True))
         _torch_tangents.refuse_constants(moved, moved.values(), tuple(_torch_tangents.DIRECTION))
         values = map(_torch_tangents.primal_of, ctx.saved_tensors)
         primals = dict(zip(("q", "k", "v", "out", "lse", *ctx.names), values, strict=True))
@@ -145,30 +158,33 @@ class Attention(_Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         q, k, v, out, lse, *tensors = ctx.saved_tensors
-        options = dict(zip(ctx.names, tensors, strict=True), **ctx.numbers)
+        options = dict(ctx.numbers)
         options.pop("kernel_name", None)  # the option names a forward kernel
-        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[6:], strict=True) if needed} if ctx.names else ()
         if dlse is not None:
-            options["dlse"] = rows_contiguous(dlse)
+            dlse = options["dlse"] = rows_contiguous(dlse)
+        dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
+        names = ctx.names
+        if not names:
+            dq, dk, dv, _, _ = run_backward((dout, q, k, v, out, lse), dlse, options)
+            return None, dq, dk, dv
+        options.update(zip(names, tensors, strict=True))
+        wanted = {name for name, needed in zip(names, ctx.needs_input_grad[4:], strict=True) if needed}
         if "bias" in wanted:
             options["need_dbias"] = True
         if "learnable_sink" in wanted:
             options["need_dsink"] = True
-        dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
-        dq, dk, dv, dbias, dsink = run_backward(dout, q, k, v, out, lse, options)
-        if not wanted:
-            return None, None, None, dq, dk, dv, *[None] * len(ctx.names)
+        dq, dk, dv, dbias, dsink = run_backward((dout, q, k, v, out, lse), dlse, options)
         given = {"bias": dbias, "learnable_sink": dsink}
-        return None, None, None, dq, dk, dv, *(given[name] if name in wanted else None for name in ctx.names)
+        return None, dq, dk, dv, *(given[name] if name in wanted else None for name in names)
 
 
-def run_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: dict[str, Any]) -> Any:
-    batched = is_batched(dout) or (
-        "dlse" in options and is_batched(options["dlse"])
-    )  # torch.autograd.grad(is_grads_batched=True)
-    if not torch.is_grad_enabled() and not batched and eager(dout, q, k, v, options.get("dlse")):
-        return _core.call_as_operator(_torch_kernels.gradients, (dout, q, k, v, out, lse), options)
-    return torch.ops.libflash.attention_backward.default(dout, q, k, v, out, lse, **options)
+def run_backward(inputs: tuple[Tensor, ...], dlse: Tensor | None, options: dict[str, Any]) -> Any:
+    """The gradients for `inputs`: dout, q, k, v, out and lse. `options` has dlse, too, if there is one."""
+    dout, q, k, v, _, _ = inputs
+    batched = is_batched(dout) or (dlse is not None and is_batched(dlse))  # torch.autograd.grad(is_grads_batched=True)
+    if not torch.is_grad_enabled() and not batched and eager(dout, q, k, v, dlse):
+        return _core.call_as_operator(_torch_kernels.gradients, inputs, options)
+    return torch.ops.libflash.attention_backward.default(*inputs, **options)
 
 
 def attention_backward(*tensors: Tensor, **options: Any) -> Any:

@@ -10,9 +10,7 @@ from . import _core
 
 Tensor = torch.Tensor
 
-_profiling = torch._C._autograd._profiler_enabled
-_plain = (Tensor, torch.nn.Parameter)
-_unobserved = _core.torch_is_plain
+_plain = (Tensor, torch.nn.Parameter, type(None))
 
 
 def register_sharding() -> None:
@@ -25,8 +23,8 @@ def eager(*tensors: Tensor | None) -> bool:
     """True if the library can be called without an operator: plain tensors, no compiling, transform, mode, tracer or profiler."""
     if torch.compiler.is_compiling():
         return False
-    for x in tensors:
-        if type(x) not in _plain and x is not None:
-            register_sharding()
-            return False
-    return _unobserved() and not _profiling() and not (tensors[0] is not None and tensors[0].is_meta)
+    if _core.needs_no_operator(tensors):
+        return True
+    if not all(type(x) in _plain for x in tensors):
+        register_sharding()
+    return False

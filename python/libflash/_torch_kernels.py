@@ -110,13 +110,15 @@ def gradients(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """dq, dk, dv, dbias, dsink; None for what is not requested."""
-    dbias, dsink = optional_gradients(options, need_dbias, need_dsink) if need_dbias or need_dsink else (None, None)
-    filled: dict[str, Any] = {}
+    dbias = dsink = None
+    if need_dbias or need_dsink:
+        dbias, dsink = optional_gradients(options, need_dbias, need_dsink)
+        options |= {"dbias": dbias, "dsink": dsink}
     if "cu_seqlens_q" in options:
-        filled["dq"] = q.new_zeros(q.shape)
+        options["dq"] = q.new_zeros(q.shape)
     if "cu_seqlens_k" in options:
-        filled |= {"dk": k.new_zeros(k.shape), "dv": v.new_zeros(v.shape)}
-    dq, dk, dv = _core.attention_backward(dout, q, k, v, out, lse, dbias=dbias, dsink=dsink, **filled, **library_options(options))
+        options |= {"dk": k.new_zeros(k.shape), "dv": v.new_zeros(v.shape)}
+    dq, dk, dv = _core.attention_backward(dout, q, k, v, out, lse, **library_options(options))
     return dq, dk, dv, dbias, dsink
 
 

@@ -184,11 +184,15 @@ cdef int count_write(object x) except -1:
     return 0
 
 
-def torch_is_plain():
-    """True if no transform, dispatch mode or tracer must see the call."""
+def needs_no_operator(tuple tensors):
+    """True if the library can be called without PyTorch's dispatcher: plain tensors, the first of which has data, or None, and no
+    transform, dispatch mode, tracer or profiler. torch.compile cannot trace this function."""
     if _torch is None:
         load_torch_state(sys.modules["torch"])
-    return not is_observed()
+    for x in tensors:
+        if x is not None and type(x) not in _torch.plain_types:
+            return False
+    return not is_observed() and not is_true(_torch.profiling) and (tensors[0] is None or not tensors[0].is_meta)
 
 
 def call_directly(function, tuple tensors, dict options, dict known):
@@ -217,11 +221,11 @@ def call_directly(function, tuple tensors, dict options, dict known):
     return call_as_operator(function, tensors, options)
 
 
-def call_as_operator(function, args, options):
+def call_as_operator(function, tuple args, dict options):
     """function(*args, **options) as the body of a PyTorch operator: calls within it go to the library directly."""
     global operator_depth
     operator_depth += 1
     try:
-        return function(*args, **options)
+        return PyObject_Call(function, args, options)
     finally:
         operator_depth -= 1

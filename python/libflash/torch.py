@@ -96,17 +96,18 @@ def attention(
 
 
 def attention_with_pytorch(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, seed: int | Tensor | None, offset: int, *, return_lse: bool = False,
-    out: Tensor | None = None, lse: Tensor | None = None, max_logit: Tensor | None = None, entropy: Tensor | None = None,
-    **options: Any,
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, seed: int | Tensor | None = 0, offset: int = 0, *,
+    return_lse: bool = False, out: Tensor | None = None, lse: Tensor | None = None, max_logit: Tensor | None = None,
+    entropy: Tensor | None = None, **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """attention while PyTorch records, casts, transforms or traces, and with options that the library does not have."""
+    """attention while PyTorch records, casts, transforms or traces, and with options that the library does not have.
+    libflash.attention calls it in these cases. The defaults are its own: seed is 0."""
     return_lse = flag(return_lse, "return_lse")
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor) and out is None and lse is None):
         require_tensors(q=q, k=k, v=v, out=out, lse=lse)
     if type(options.get("bias")) is CausalBias:
         with_causal_bias(q, k, options)
-    numbers, tensors = given_options("attention", ATTENTION, options)
+    numbers, tensors = given_options("attention", ATTENTION, options) if options else ({}, {})
     if dropout_p:
         numbers["dropout_p"] = dropout_p
         add_random_state(q, seed, offset, numbers, tensors)
@@ -124,16 +125,16 @@ def attention_with_pytorch(
     elif torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient(tensors.values())
     ):
-        run = functools.partial(run_attention, **statistics) if statistics else run_attention
-        result = record(run, q, k, v, numbers | tensors)
+        run = functools.partial(run_attention, statistics=statistics) if statistics else run_attention
+        result = record(run, q, k, v, numbers, tensors)
     else:
         kernel = kernels.attention if return_lse else kernels.attention_alone
         result = _core.call_as_operator(kernel, (q, k, v), numbers | tensors | statistics)
     return result if return_lse else result[0]
 
 
-def run_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    return _core.call_as_operator(kernels.attention, (q, k, v), options)
+def run_attention(inputs: tuple[Tensor, ...], options: dict[str, Any], statistics: dict[str, Tensor] | None = None) -> Any:
+    return _core.call_as_operator(kernels.attention, inputs, options | statistics if statistics else options)
 
 
 def check_statistics(statistics: dict[str, Tensor], others: Iterable[Any]) -> None:

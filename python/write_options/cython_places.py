@@ -42,6 +42,7 @@ def cython(groups: Groups) -> dict[str, list[Edit]]:
             *backward(groups),
             *decode(groups),
             after("\ndef merge(outs, lses, *, ", with_default(groups.of("merge"))),
+            after("given_of(_merge_passed, (\n            ", names(groups.of("merge"))),
         ],
         "_options.pxi": [*filled_attention(groups), *filled_decode(groups)],
         "_capi.pxd": [struct(name) for name in STRUCTS],
@@ -60,8 +61,8 @@ def forward(groups: Groups) -> list[Edit]:
     to_adapter = [option for option in groups.of("attention") if option.adapters != ()]
     return [
         after("\ndef attention(q, k, v, *, ", with_default(groups.of("attention"))),
-        after("refuse_shard_options(dict(\n            ", by_name(groups.of_shards("attention"))),
-        after('by_adapter(source, "attention", (q, k, v), ATTENTION_DEFAULTS, dict(\n            ', by_name(to_adapter)),
+        after("given_of(_attention_of_parts, (\n            ", names(groups.of_shards("attention"))),
+        after("given_of(_attention_passed, (\n            ", names(to_adapter)),
         *filling(groups),
     ]
 
@@ -79,12 +80,11 @@ def backward(groups: Groups) -> list[Edit]:
 
 def decode(groups: Groups) -> list[Edit]:
     options = groups.of("decode")
-    to_adapter = 'by_adapter(source, "decode", (q, k_cache, v_cache), DECODE_DEFAULTS, dict(\n            '
     documented = [x.name for x in groups.of_scores() if x.name not in ("window_size", "num_splits")]
     return [
         after("\ndef decode(q, k_cache, v_cache=None, *, ", with_default(options)),
         after("valid keys with the new ones).\n    ", [*documented[:-1], documented[-1] + " "], ":"),
-        after(to_adapter, by_name(options)),
+        after("given_of(_decode_passed, (\n            ", names(options)),
         after("decode_options(&call, &extras, &options, ", names(groups.in_struct("decode"))),
     ]
 
