@@ -63,7 +63,8 @@ cdef object by_adapter(_Source source, str name, tuple arrays, dict given):
         return by_xla(name, arrays, given)
     if name == "attention":
         flag(given.get("causal", False), "causal")
-        name = "attention_with_pytorch"  # what attention() of the adapter tries before, this call has found impossible
+        # attention() of the adapter would try what this call has found impossible
+        name = "record_plain" if only_records(arrays, given) else "attention_with_pytorch"
     if _torch_adapter is None:
         from . import torch as adapter
         _torch_adapter = adapter
@@ -72,6 +73,15 @@ cdef object by_adapter(_Source source, str name, tuple arrays, dict given):
                            "torch.cuda.stream()")
     return PyObject_Call(getattr(_torch_adapter, name), tuple([as_tensor(x) for x in arrays]),
                          {option: as_tensor(value) for option, value in given.items()})
+
+
+cdef bint only_records(tuple arrays, dict given) except -1:
+    """True if PyTorch has nothing but a gradient to record, of q, k and v, and the options are flags that attention and its
+    operator have alike. Called where PyTorch has something to do."""
+    for option, value in given.items():
+        if type(value) is not bool or option != "causal" and option != "return_lse":
+            return False
+    return needs_no_operator(arrays) and not is_true(_torch.autocast_enabled)
 
 
 cdef bint is_given(object value, object default) except -1:

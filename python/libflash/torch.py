@@ -133,6 +133,14 @@ def attention_with_pytorch(
     return result if return_lse else result[0]
 
 
+def record_plain(q: Tensor, k: Tensor, v: Tensor, return_lse: bool = False, **flags: bool) -> Tensor | tuple[Tensor, Tensor]:
+    """attention_with_pytorch where a gradient of plain tensors is recorded and PyTorch has nothing else to do."""
+    if torch.compiler.is_compiling():  # torch.compile compiles what a function that it cannot trace calls
+        return attention_with_pytorch(q, k, v, return_lse=return_lse, **flags)
+    result: tuple[Tensor, Tensor] = record(run_attention, q, k, v, flags, {})
+    return result if return_lse else result[0]
+
+
 def run_attention(inputs: tuple[Tensor, ...], options: dict[str, Any], statistics: dict[str, Tensor] | None = None) -> Any:
     return _core.call_as_operator(kernels.attention, inputs, options | statistics if statistics else options)
 
