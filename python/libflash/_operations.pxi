@@ -85,8 +85,9 @@ cdef bint only_records(tuple arrays, dict given) except -1:
 
 
 cdef bint is_given(object value, object default) except -1:
-    """True if an option is not at its default. A float is compared by value, everything else by identity."""
-    return value != default if type(value) is float else value is not default
+    """True if an option is not at its default. Floats are compared by value, everything else by identity: 0.0 for a flag or an
+    integer goes on and is refused."""
+    return value != default if type(value) is float and type(default) is float else value is not default
 
 
 cdef object as_tensor(object x):

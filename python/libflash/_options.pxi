@@ -250,7 +250,8 @@ cdef int refuse_shard_options(dict options) except -1:
         if value is None or value is False:
             continue
         # An array is never compared. A begin of 0 is an option that is given: without a begin there are no positions.
-        if is_array(value) or name in ("row_begin", "column_begin") or value != (1 if name.endswith("_step") else 0):
+        if (is_array(value) or name in ("row_begin", "column_begin") or type(value) is float
+                or value != (1 if name.endswith("_step") else 0)):
             raise UnsupportedError(f"{name} cannot be given where PyTorch or JAX trace, transform or record gradients; "
                                    "context_parallel_attention of libflash.torch is differentiable")
     return 0

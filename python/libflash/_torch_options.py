@@ -13,7 +13,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from . import _core
 from ._block_mask import BlockMask
-from ._errors import UnsupportedError
+from ._errors import InvalidError, UnsupportedError
 from ._option_list import BLOCKS, OPTIONS, SHARD, WINDOW, Option
 from ._torch_kernels import BLOCK_LISTS
 from ._torch_tangents import tangent_of
@@ -105,6 +105,13 @@ def require_tensors(**given: Any) -> None:
             raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
 
 
+def require_inputs(**given: Any) -> None:
+    """Refuse None for tensors that every call has."""
+    for name, x in given.items():
+        if x is None:
+            raise TypeError(f"{name} must be a torch.Tensor, not NoneType")
+
+
 def constant(x: Any, name: str) -> Any:
     """A number; also from a tensor with one element, with respect to which nothing is differentiated."""
     if not isinstance(x, Tensor):
@@ -144,9 +151,13 @@ def given_options(
             if flag(value, option) is not default:
                 numbers[name] = not default
         elif form == "zero":  # the default is 0: None means the same
+            if type(value) is float and type(default) is int:
+                raise TypeError(f"{option} must be an integer, not float")
             if number := constant(value, option):
                 numbers[name] = number
         elif form == "value":
+            if type(default) is str and not isinstance(value, str):
+                raise InvalidError(f"{option} is {value!r}; it must be a string")
             if type(value) is not str or value != default:
                 numbers[name] = constant(value, option)
         elif form == "window":
@@ -155,11 +166,15 @@ def given_options(
         elif form == "shard":
             numbers[name] = shard(value)
         elif isinstance(value, BlockMask):
-            tensors |= {part: getattr(value, part) for part in BLOCK_LISTS}
+            tensors |= {part: as_tensor(getattr(value, part)) for part in BLOCK_LISTS}
         elif value is not None:
             require_tensors(**{option: value})
             tensors[name] = value
     return numbers, tensors
+
+
+def as_tensor(x: Any) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.utils.dlpack.from_dlpack(x)
 
 
 def window(window_size: Any) -> list[int]:

@@ -31,7 +31,16 @@ from ._torch_bias import CausalBias, causal_options
 from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._torch_context_decode import context_parallel_decode
 from ._torch_eager import eager
-from ._torch_options import direct_options, flag, given_options, integer, known_options, require_tensors, signed_as
+from ._torch_options import (
+    direct_options,
+    flag,
+    given_options,
+    integer,
+    known_options,
+    require_inputs,
+    require_tensors,
+    signed_as,
+)
 from ._torch_switch import Switch, disable, enable
 from ._torch_tangents import carries_tangent
 
@@ -111,6 +120,8 @@ def attention_with_pytorch(
     if dropout_p:
         numbers["dropout_p"] = dropout_p
         add_random_state(q, seed, offset, numbers, tensors)
+    elif dropout_p is None or (seed is not None and type(seed) is not int) or type(offset) is not int:
+        check_unused_random_state(dropout_p, seed, offset)
 
     statistics: dict[str, Tensor] = {}
     if max_logit is not None or entropy is not None:
@@ -121,6 +132,7 @@ def attention_with_pytorch(
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = autocast(q, k, v, tensors)
     if not eager(q, k, v, *tensors.values()):
+        require_inputs(q=q, k=k, v=v)
         result = ops.OPERATORS["attention"](q, k, v, **numbers, **tensors)
     elif torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient(tensors.values())
@@ -147,6 +159,7 @@ def run_attention(inputs: tuple[Tensor, ...], options: dict[str, Any], statistic
 
 def check_statistics(statistics: dict[str, Tensor], others: Iterable[Any]) -> None:
     """Refuse statistics, which the call itself writes, in traces, which would miss the writes, and with derivatives."""
+    require_tensors(**statistics)
     for name, x in statistics.items():
         if torch.compiler.is_compiling() or not eager(x, *others) or carries_tangent((x, *others)):
             raise UnsupportedError(
@@ -199,6 +212,15 @@ def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any],
         if not 0 <= value < 2**64:
             raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
         numbers[name] = value - 2**64 if value >= 2**63 else value  # PyTorch's integers are signed
+
+
+def check_unused_random_state(dropout_p: Any, seed: Any, offset: Any) -> None:
+    """Refuse, without dropout, values of types that dropout refuses."""
+    if dropout_p is None:
+        raise TypeError("dropout_p must be a number, not NoneType")
+    if seed is not None and not isinstance(seed, Tensor):
+        integer(seed, "seed")
+    integer(offset, "offset")
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,6 +282,7 @@ def decode_with_pytorch(
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     return_lse = flag(return_lse, "return_lse")
     require_tensors(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, k_rope=k_rope, out=out, lse=lse)
+    require_inputs(q=q, k_cache=k_cache)
     numbers, tensors = given_options("decode", DECODE, with_tensor_scales(options, q.device))
     check_new_rows(k, v, k_rope, v_cache, options)
     if out is None and lse is None and torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
@@ -455,6 +478,8 @@ def merge(
     for i, (one, its_lse) in enumerate(zip(outs, lses, strict=True)):
         require_tensors(**{f"outs[{i}]": one, f"lses[{i}]": its_lse})
     require_tensors(out=out, lse=lse)
+    if not isinstance(layout, str):
+        raise InvalidError(f"layout is {layout!r}; it must be 'bshd', 'bhsd' or 'sbhd'")
     given = {"layout": None if layout == "bshd" else layout, "backend": backend, "kernel_name": kernel}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     records = torch.is_grad_enabled() and requires_gradient((*outs, *lses, out, lse))

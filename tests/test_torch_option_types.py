@@ -1,0 +1,104 @@
+"""Options of wrong types are refused with PyTorch's gradients, autocast and modes as without them, also values that equal the
+default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import libflash
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+REFUSALS = (TypeError, ValueError, NotImplementedError)  # the errors of libflash are subclasses
+
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Callable[..., Any], _: Any, args: Any = (), options: Any = None) -> Any:
+        return function(*args, **(options or {}))
+
+
+def refusal(call: Callable[[], object]) -> tuple[type, str]:
+    with pytest.raises(REFUSALS) as caught:
+        call()
+    return caught.type, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": 0.0},
+        {"causal": -0.0},
+        {"return_lse": 0.0},
+        {"num_splits": 0.0},
+        {"dropout_p": None},
+        {"dropout_p": 0.5, "seed": 0.0},
+        {"seed": 0.0},
+        {"seed": "x"},
+        {"offset": 0.0},
+        {"offset": None},
+    ],
+    ids=str,
+)
+def test_attention_with_gradients_refuses_the_same(options: dict[str, Any]) -> None:
+    q = torch.ones(1, 3, 2, 4)
+    wanted = refusal(lambda: libflash.attention(q, q, q, **options))
+    q.requires_grad_()
+    assert refusal(lambda: libflash.attention(q, q, q, **options)) == wanted
+    with Mode():
+        assert refusal(lambda: libflash.attention(q, q, q, **options)) == wanted
+
+
+@pytest.mark.parametrize("options", [{"row_step": 1.0}, {"head_begin": 0.0}, {"sm_margin": 0.0}, {"resume": 0.0}], ids=str)
+def test_options_of_parts_are_refused_by_name(options: dict[str, Any]) -> None:
+    q = torch.ones(1, 3, 2, 4, requires_grad=True)
+    with pytest.raises(libflash.UnsupportedError, match=f"{next(iter(options))} cannot be given where PyTorch"):
+        libflash.attention(q, q, q, **options)
+
+
+def test_statistics_must_be_tensors() -> None:
+    q = torch.ones(1, 3, 2, 4, requires_grad=True)
+    with pytest.raises(TypeError, match=r"max_logit must be a torch\.Tensor, not str"):
+        libflash.attention(q, q, q, max_logit="x")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": 1.0}, {"rotary_interleaved": 1.0}, {"invariant": 0.0}, {"num_splits": 0.0}, {"split_size": 0.0}],
+    ids=str,
+)
+def test_decode_under_autocast_refuses_the_same(options: dict[str, Any]) -> None:
+    q, cache = torch.ones(1, 1, 2, 4), torch.ones(1, 8, 2, 4)
+    wanted = refusal(lambda: libflash.decode(q, cache, cache, **options))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert refusal(lambda: libflash.decode(q, cache, cache, **options)) == wanted
+
+
+def test_decode_without_a_cache() -> None:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"k_cache must be a torch\.Tensor, not NoneType"):
+        libflash.decode(torch.ones(1, 1, 2, 4), None, None)
+
+
+def test_texts_must_be_strings() -> None:
+    q = torch.ones(1, 3, 2, 4, requires_grad=True)
+    out, lse = libflash.attention(q.detach(), q.detach(), q.detach(), return_lse=True)
+    with pytest.raises(libflash.InvalidError, match="layout is 0; it must be a string"):
+        libflash.torch.attention(q, q, q, layout=0)
+    with Mode():
+        mode = refusal(lambda: libflash.merge([out], [lse], layout=0))
+    assert mode == refusal(lambda: libflash.merge([out], [lse], layout=0))
+
+
+def test_a_block_mask_of_numpy() -> None:
+    """Beside tensors that require a gradient, as beside others."""
+    q = torch.randn(1, 200, 2, 8, generator=torch.Generator().manual_seed(1))
+    blocks = np.tril(np.ones((1, 1, 2, 2), bool))
+    mask = libflash.compress_block_mask(blocks)
+    wanted = libflash.attention(q, q, q, block_mask=mask)
+    assert torch.equal(libflash.attention(q.requires_grad_(), q, q, block_mask=mask), wanted)
