@@ -157,6 +157,7 @@ struct DecodePlan {
     bool fused_append = false;                      // the attention kernel appends the new row
     bool stores_rotated_q = false;                  // the append kernel writes rotated queries to the workspace
     bool dependent_launch = false;                  // programmatic dependent launch
+    bool in_pairs = false;                          // thread blocks work in pairs (sm90/decode_pair.cuh)
     uint32_t append_rows = 0;                       // new rows of all key heads, for the append kernel
     uint32_t append_threads_per_row = 0;            // threads per row in the append kernel
     uint32_t appended_codes = 0;                    // new rows of all key heads, for the kernel that appends codes or scales

@@ -114,6 +114,8 @@ void invariant_line(std::string& text, const cuda::DecodePlan& plan) {
     line(text, "rows", "invariant: segments of ", plan.first_segment, " keys", growth, ", version ", plan.invariant_version);
 }
 
+constexpr char kInPairs[] = ", in pairs that share loads of keys";
+
 void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     line(text, "instance", plan.instance.name);
     tile_line(text, plan.tile_q, plan.tile_k);
@@ -126,16 +128,16 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     launches.add("append", plan.append);
     const char* const by = plan.prefix_kernel.name;
     launches.add("shared keys", plan.prefix, by ? text_of(", by ", by) : "");
-    launches.add("attention", plan.attention);
+    launches.add("attention", plan.attention, plan.in_pairs ? kInPairs : "");
     launches.add("combine splits", plan.combine);
     if (!plan.prefill.name) return;
     const cuda::PrefillPlan& prefill = plan.prefill.plan;
     line(text, "long chunks", "sequences of at least ", prefill.fewest_rows, " query rows: ", plan.prefill.name, ", tile ",
          prefill.tile_q, " queries x ", prefill.tile_k, " keys");
     launches.add("tile order", prefill.order);
-    launches.add("attention", prefill.attention,
-                 text_of(prefill.in_pairs ? ", in pairs that share loads of keys" : "",
-                         cuda::runs_beside_prefill(plan) ? ", at the same time as decode" : ""));
+    launches.add(
+        "attention", prefill.attention,
+        text_of(prefill.in_pairs ? kInPairs : "", cuda::runs_beside_prefill(plan) ? ", at the same time as decode" : ""));
 }
 
 // `of_cuda`: the CUDA part of the plan.

@@ -154,6 +154,22 @@ def test_values_that_are_a_view_of_the_keys(
 
 
 @pytest.mark.parametrize(
+    ("rows", "heads", "pairs"), [(1, 128, True), (1, 65, True), (2, 64, True), (1, 64, False), (3, 64, False), (4, 128, True)]
+)
+def test_pairs_of_thread_blocks_with_values_in_the_keys(lib: c.CDLL, rows: int, heads: int, pairs: bool) -> None:
+    """Where the rows of a sequence fill an even number of tiles; not with packed rows, whose number only the device knows."""
+    shared = "in pairs that share loads of keys"
+    (launch, *_) = plan_lines(lib, "H200", "decode", mla(64, rows, heads), num_splits=1, **mla_options())["launch"]
+    assert (shared in launch) == pairs
+    q, cache, view = mla(64, rows, heads)
+    packed = tensor(4 * rows, heads, 576), cache, view
+    starts = tensor(5, dtype=abi.INT32)
+    assert (
+        shared not in plan_lines(lib, "H200", "decode", packed, cu_seqlens_q=starts, num_splits=1, **mla_options())["launch"][0]
+    )
+
+
+@pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"softcap": 3.0}, "softcap"),

@@ -108,6 +108,7 @@ struct DecodeParams {
     bool invariant;       // the bits of a row depend on its own sequence alone
     int32_t segment;      // instance for invariant rows: keys of each segment; 0: as in invariant_segments.h
     bool values_in_keys;  // the values are the first channels of the keys
+    int32_t in_pairs;     // sm90, with values in the keys: 1: thread blocks work in pairs (sm90/decode_pair.cuh); else 0
     SharedPrefixParams shared;
     bool beside_prefill;  // the attention kernel runs beside the prefill kernel (beside_prefill.cuh)
 };

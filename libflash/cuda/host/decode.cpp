@@ -162,6 +162,7 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.fetch_early = plan.dependent_launch && plan.prefix_tiles == 0;
     params.ragged = ragged_params(problem, plan);
     params.beside_prefill = runs_beside_prefill(plan);
+    params.in_pairs = plan.in_pairs;
     return params;
 }
 

@@ -9,6 +9,7 @@
 
 #include "cuda/attention/prefill_params.h"
 #include "cuda/ptx/nanosleep.cuh"
+#include "cuda/sm90/cluster_pair.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -37,11 +38,5 @@ __device__ __forceinline__ int take_unit_of_pair(int* counter, int fixed, volati
     }
     return told - 1;
 }
-
-// In a cluster, the high bits of a shared memory address are the rank of the thread block. In a wgmma descriptor they would
-// change the stride between chunks, which MN-major operands need. (K-major operands do not use that stride.)
-__device__ __forceinline__ uint32_t address_in_block(uint32_t shared_memory) { return shared_memory & 0x3ffff; }
-
-constexpr uint32_t kBothOfPair = 3;  // for tma_load_to(): a bit for each rank
 
 }  // namespace libflash::cuda::sm90

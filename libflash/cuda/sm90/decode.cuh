@@ -27,20 +27,23 @@ struct DecodeBlock {
     static constexpr int kSharedBytes = shared_bytes_of_kernel<Storage, DecodeSharedTiles<Traits>, Traits::QTile::kAlignment>();
 
     const DecodeContext<Traits>& context;
+    const DecodePair<Traits> pair{context.params};
     const DecodeProducer<Traits> producer{context};
     const DecodeConsumer<Traits> consumer{context};
 
     __device__ __forceinline__ void run() const {
         if (threadIdx.x == 0) {
             tma_prefetch_map(context.maps.k);
-            context.storage.init();
+            context.storage.init(pair);
         }
         wait_for_previous_kernel();
         allow_next_kernel();
         if (!find_work_tile()) return;
         const DecodeWorkTile& work_tile = context.storage.work_tile;
         if (work_tile.tiles == 0) return store_without_keys<Traits>(context.params, work_tile.rows);
+        if (pair.in_pairs) wait_for_cluster();
         run_roles<Traits>(producer, consumer);
+        if (pair.in_pairs) wait_for_cluster();  // until then the other thread block may load into this one
     }
 
 private:
@@ -62,7 +65,11 @@ private:
         const DecodeParams& params = context.params;
         const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);
         const int first = tile.tile * Traits::kBlockM, rows = min(Traits::kBlockM, sequence.rows * params.group_size - first);
-        const int first_row = divide(first, params.by_group), last_row = divide(first + rows - 1, params.by_group),
+        // The keys are those of all rows of the pair.
+        const int tiles = 1 + pair.in_pairs, first_of_pair = (tile.tile & ~pair.in_pairs) * Traits::kBlockM,
+                  rows_of_pair = min(tiles * Traits::kBlockM, sequence.rows * params.group_size - first_of_pair);
+        const int first_row = divide(first_of_pair, params.by_group),
+                  last_row = divide(first_of_pair + rows_of_pair - 1, params.by_group),
                   own = min(first + static_cast<int>(threadIdx.x), first + rows - 1);
         const RaggedKeys keys(params, sequence, first_row, last_row, split, Traits::kBlockN);
         const VisibleRange seen = keys.range(keys.tree_bits(), divide(own, params.by_group));
@@ -102,7 +109,8 @@ int launch_attention(const DecodePlan& plan, const DecodeParams& params, cudaStr
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params, maps);
+    return launch_clusters(1 + params.in_pairs, kernel, shape.blocks, shape.threads, shape.shared_bytes, stream,
+                           plan.dependent_launch, params, maps);
 }
 
 }  // namespace libflash::cuda::sm90

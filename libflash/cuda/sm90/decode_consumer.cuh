@@ -1,12 +1,14 @@
 // The consumer warpgroups of the sm_90a decode kernel. Both have the same 64 rows. Each has half of the channels of O and
 // computes the scores of every second key tile. For each of its own tiles, a warpgroup
 //
-//   computes S = Q K^T,
-//   adds P V of the tile before, whose P the other warpgroup has left in shared memory, while it turns S into P,
-//   leaves its P there, and adds its own P V.
+//   begins S = Q K^T with the channels that are loaded first,
+//   adds P V of the tile before, whose P the other warpgroup has left in shared memory, and releases its channels of that tile,
+//   finishes S, turns it into P,
+//   leaves P in shared memory, and adds its own P V.
 //
-// While a warpgroup waits or computes P, the tensor cores work for the other one. Both process the tiles in the same order, so
-// that they have the same kept maxima.
+// The channels of K that are still missing are loaded into the memory that P V of an earlier tile releases. So that step must not
+// wait for all of S: each tile would wait for the loads of the next one. While a warpgroup waits or computes P, the tensor cores
+// work for the other one. Both process the tiles in the same order, so that they have the same kept maxima.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"
@@ -47,24 +49,21 @@ struct DecodeConsumer {
         const int tiles = work_tile().tiles;
         int tile = c.group;
         if (tile == 0) {
-            compute_scores(c, tile);
+            begin_scores(c, tile);
+            finish_scores(c, tile);
             compute_probabilities(c, tile);
             add_own_values(c, tile, false);
             tile += 2;
         }
 #pragma unroll 1
         for (; tile < tiles; tile += 2) {
-            compute_scores(c, tile);
-            begin_values_of_other(c, tile - 1);
+            begin_scores(c, tile);
+            add_values_of_other(c, tile - 1);
+            finish_scores(c, tile);
             const bool raised = compute_probabilities(c, tile);
-            c.softmax.finish_before_wait();
-            finish_values(c, 1 - c.group);
             add_own_values(c, tile, raised);
         }
-        if (tile == tiles) {
-            begin_values_of_other(c, tile - 1);
-            finish_values(c, 1 - c.group);
-        }
+        if (tile == tiles) add_values_of_other(c, tile - 1);
         DecodeResults<Traits>{context, c.group, c.warp, c.lane}.finish(c.softmax, c.o);
     }
 
@@ -95,8 +94,16 @@ private:
         named_barrier_wait(kAllConsumers, Traits::kConsumers);
     }
 
-    // s = Q K^T, as soon as each chunk of K has arrived.
-    __device__ __forceinline__ void compute_scores(State& c, int tile) const {
+    __device__ __forceinline__ void begin_scores(State& c, int tile) const { multiply<0, Traits::kEarlyChunks>(c, tile); }
+    __device__ __forceinline__ void finish_scores(State& c, int tile) const {
+        multiply<Traits::kEarlyChunks, Traits::kChunks>(c, tile);
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.s);
+        release(c, c.group, Traits::kValueParts);
+    }
+    // s = Q K^T, or more of its terms, as soon as each chunk of K has arrived.
+    template <int kFrom, int kTo>
+    __device__ __forceinline__ void multiply(State& c, int tile) const {
         constexpr int kChunkSteps = KTile::kChunkCols / 16;
         // Recomputed for each tile in uniform registers; otherwise the compiler would keep all descriptors in registers, which
         // are too few.
@@ -104,7 +111,7 @@ private:
         const uint32_t q = uniform(context.tiles.q), k = q + (context.tiles.k(stage) - context.tiles.q), parity = parity_of(tile);
         wgmma_fence();
 #pragma unroll
-        for (int n = 0; n < Traits::kChunks; ++n) {
+        for (int n = kFrom; n < kTo; ++n) {
             const int chunk = Traits::chunk_in_order(n, group);
             context.storage.full_of(stage, chunk).wait(parity);
             const uint32_t q_chunk = q + chunk * QTile::kChunkBytes, k_chunk = k + chunk * KTile::kChunkBytes;
@@ -114,9 +121,6 @@ private:
                                                                    KTile::k_major_operand(k_chunk, step), n + step > 0);
         }
         wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_fence_operand(c.s);
-        release(c, c.group, Traits::kValueParts);
     }
 
     // Computes P in c.s, and P in 16 bits in c.p. Returns whether a kept maximum was raised.
@@ -131,8 +135,8 @@ private:
         return raised;
     }
 
-    // Issues o += P V for a tile whose P the other warpgroup has computed.
-    __device__ __forceinline__ void begin_values_of_other(State& c, int tile) const {
+    // o += P V for a tile whose P the other warpgroup has computed.
+    __device__ __forceinline__ void add_values_of_other(State& c, int tile) const {
         const int stage = 1 - c.group;
         context.storage.exchanges.p_is_written(stage).wait(tile / Traits::kGroups);
         const float* const raised = context.storage.maximum + 16 * c.warp + c.lane / 4;
@@ -147,6 +151,7 @@ private:
                     c.o[piece], PTile::k_major_operand(context.tiles.p(), step), operand(v, piece, step), true);
             wgmma_commit();
         }
+        finish_values(c, stage);
     }
     // Waits for the products with V, and releases V piece by piece.
     __device__ __forceinline__ void finish_values(State& c, int stage) const {
@@ -207,14 +212,17 @@ private:
         const int first = c.group * Traits::kGroupChunks;
 #pragma unroll
         for (int chunk = 0; chunk < Traits::kGroupChunks; ++chunk) context.storage.full_of(stage, first + chunk).wait(parity);
-        return context.tiles.k(stage) + first * KTile::kChunkBytes;
+        return address_in_block(context.tiles.k(stage)) + first * KTile::kChunkBytes;
     }
     // The descriptor of sixteen keys of a piece of V at address `v`.
     __device__ __forceinline__ static uint64_t operand(uint32_t v, int piece, int step) {
         return KTile::mn_major_operand(v + piece * Traits::kPartChunks * KTile::kChunkBytes, step);
     }
     __device__ __forceinline__ void release(const State& c, int stage, int part) const {
-        if (arrives_for_warp(c.lane)) context.storage.empty_of(stage, part).arrive();
+        const MBarrier empty = context.storage.empty_of(stage, part);
+        if (arrives_for_warp(c.lane)) empty.arrive();
+        const DecodePair<Traits> pair(context.params);
+        if (c.lane == 1 && !pair.loads(stage, part)) empty.arrive_in_cluster(static_cast<uint32_t>(pair.other()));
     }
     __device__ __forceinline__ void rescale(State& c) const {
 #pragma unroll

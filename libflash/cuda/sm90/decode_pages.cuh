@@ -2,6 +2,7 @@
 // page (or entry) and its row there. A whole warp reads the block table entries of several tiles at once.
 #pragma once
 
+#include "cuda/sm90/cluster_pair.cuh"
 #include "cuda/sm90/decode_work_tile.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -12,7 +13,7 @@ struct DecodePages {
 
     const CacheParams& cache;
     const DecodeWorkTile& work_tile;
-    const int box_rows;  // keys of a box: a power of two and a multiple of kUnit
+    const int box_rows;  // keys of a box: a power of two and a multiple of kUnit; at most kBlockN
 
     // Of a unit: its page (or entry), and the row in it of the first key of the unit's box. `page` may also be hidden() or
     // absent(), which are outside the tensor, so that TMA writes zeros.
@@ -46,17 +47,28 @@ struct DecodePages {
         }
         return found;
     }
-    // Called by one thread. Loads one chunk (128 bytes of each row) of a tile, from column `column` on.
+    // Called by one thread. Loads one chunk (128 bytes of each row) of a tile, from column `column` on; kForPair: for both thread
+    // blocks of a pair.
+    template <bool kForPair = false>
     __device__ __forceinline__ void load_chunk(uint32_t to, const CUtensorMap& map, const MBarrier& full, int column,
                                                const OfTile& at) const {
         const int box_units = box_rows / kUnit;
 #pragma unroll
         for (int unit = 0; unit < kUnits; ++unit)
-            if (unit % box_units == 0)
-                tma_load(to + unit * kUnit * 128, map, full, column, at.row[unit], work_tile.rows.head_k, at.page[unit]);
+            if ((unit & (box_units - 1)) == 0)  // a division would take longer than the load
+                load_box<kForPair>(to + unit * kUnit * 128, map, full, column, at.row[unit], at.page[unit]);
     }
 
 private:
+    template <bool kForPair>
+    __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap& map, const MBarrier& full, int column, int row,
+                                             int page) const {
+        if constexpr (kForPair) {
+            tma_load_to(kBothOfPair, to, map, full, column, row, work_tile.rows.head_k, page);
+        } else {
+            tma_load(to, map, full, column, row, work_tile.rows.head_k, page);
+        }
+    }
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
     __device__ __forceinline__ int hidden() const { return cache.pages; }      // the split has no key of the box
     __device__ __forceinline__ int absent() const { return cache.pages + 1; }  // there is no such page

@@ -63,7 +63,11 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
                        const DecodePrefill& prefill) {
     check_sizes(problem);
     if (!has_values_in_keys(kernel.config)) return plan_many_rows(kernel, problem, device, prefill);
-    return make_plan(kernel, DecodeSizes(kernel.config, problem, device, 0), {0, "values in the keys"}, {}, true);
+    const DecodeSizes sizes(kernel.config, problem, device, 0);
+    DecodePlan plan = make_plan(kernel, sizes, {0, "values in the keys"}, {}, true);
+    plan.in_pairs =
+        !problem.q_rows.packed() && ceil_div(sizes.group_rows(), sizes.tile_q()) % 2 == 0 && device.multiprocessors > 1;
+    return plan;
 }
 
 // A thread block with one consumer warpgroup takes little more than half of the time of a thread block with two: so 64 rows if

@@ -36,7 +36,8 @@ private:
     __device__ __forceinline__ void load(const Pages& pages, int tile, const typename Pages::OfTile& at) const {
         const int stage = tile % Traits::kStages, group = stage;
         const uint32_t parity = static_cast<uint32_t>(tile / Traits::kStages) & 1;
-#pragma unroll 1
+        const DecodePair<Traits> pair(context.params);
+#pragma unroll
         for (int n = 0; n < Traits::kChunks; ++n) {
             const int chunk = Traits::chunk_in_order(n, group);
             if (n == 0 || (n - Traits::kScoreChunks) % Traits::kPartChunks == 0)
@@ -44,8 +45,12 @@ private:
             if (n == Traits::kScoreChunks) context.storage.absent[stage] = at.absent_units;
             const MBarrier full = context.storage.full_of(stage, chunk);
             full.arrive_and_expect(KTile::kChunkBytes);
-            pages.load_chunk(context.tiles.k(stage) + chunk * KTile::kChunkBytes, context.maps.k, full, chunk * KTile::kChunkCols,
-                             at);
+            const uint32_t to = context.tiles.k(stage) + chunk * KTile::kChunkBytes;
+            if (!pair.in_pairs) {
+                pages.load_chunk(to, context.maps.k, full, chunk * KTile::kChunkCols, at);
+            } else if (pair.loads(stage, Traits::part_of_chunk(chunk))) {
+                pages.template load_chunk<true>(to, context.maps.k, full, chunk * KTile::kChunkCols, at);
+            }
         }
     }
 };

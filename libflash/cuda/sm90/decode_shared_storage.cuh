@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/sm90/consumer_exchanges.cuh"
+#include "cuda/sm90/decode_pair.cuh"
 #include "cuda/sm90/decode_traits.cuh"
 #include "cuda/sm90/decode_work_tile.cuh"
 #include "cuda/sm90/kernel_context.cuh"
@@ -36,10 +37,11 @@ struct DecodeSharedStorage {
     ConsumerExchanges<Traits> exchanges;
 
     // One thread calls it.
-    __device__ __forceinline__ void init() {
+    __device__ __forceinline__ void init(const DecodePair<Traits>& pair) {
         for (int stage = 0; stage < Traits::kStages; ++stage) {
             for (int chunk = 0; chunk < Traits::kChunks; ++chunk) full_of(stage, chunk).init(1);
-            for (int part = 0; part < Traits::kParts; ++part) empty_of(stage, part).init(4 * kArrivalsOfWarp);
+            for (int part = 0; part < Traits::kParts; ++part)
+                empty_of(stage, part).init(4 * kArrivalsOfWarp + (pair.readers(stage, part) == 2 ? 4 : 0));
         }
         exchanges.init();
         fence_barrier_init();

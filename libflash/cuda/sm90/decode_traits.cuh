@@ -40,6 +40,9 @@ struct DecodeTraits {
         const int value = n - kScoreChunks;
         return value < kGroupChunks ? group * kGroupChunks + value : (1 - group) * kGroupChunks + value - kGroupChunks;
     }
+    // A warpgroup multiplies so many chunks before it awaits P of the previous tile, and the others, which are released last,
+    // after it.
+    static constexpr int kEarlyChunks = kScoreChunks + kGroupChunks;
     __device__ static __forceinline__ int part_of_chunk(int chunk) { return min(chunk / kPartChunks, kValueParts); }
 };
 

@@ -220,6 +220,7 @@ bool check(const Case& c) {
     const cuda::DecodePlan plan = sm90::plan_decode(kernel, problem, device, {});
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+    emulation::machine.most_resident = plan.in_pairs ? 4 : 1;
     cuda::decode(kernel, problem, plan, workspace, nullptr);
     const int wrong = p.wrong();
     double worst = 0;
@@ -229,9 +230,9 @@ bool check(const Case& c) {
     const bool good = worst <= 1 && wrong == 0;
     std::printf(
         "%s page %d heads %d x %d rows %d splits %d (%d) window %d causal %d append %d absent %d size %g, %s: "
-        "%.2g times the limit, %d wrong elements\n",
+        "%.2g times the limit, %d wrong elements%s\n",
         good ? "ok" : "WRONG", c.page, c.heads_k, c.group, c.dense, c.splits, int(plan.splits), c.window, c.causal, c.append,
-        c.absent, c.size, plan.instance.name, worst, wrong);
+        c.absent, c.size, plan.instance.name, worst, wrong, plan.in_pairs ? ", in pairs" : "");
     return good;
 }
 
@@ -253,6 +254,8 @@ int main(int, char** argv) {
         {64, 1, 20, 0, 0, -1, true, true, true, false, 0, 1, {1, 0, 7, 3, 30, 2}, {300, 5, 0, 64, 129, 63}},
         {16, 2, 5, 0, 3, 33, true, false, false, false, 0, 1, {9, 1, 0, 14}, {300, 70, 4, 64}},
         {64, 1, 4, 1, 0, -1, true, false, false, false, 0, 1, none, {2000, 3}},
+        {16, 1, 64, 4, 2, 100, true, true, true, true, 3, 1, none, {0, 1, 62, 127, 400}},  // two pairs for each sequence
+        {64, 2, 40, 4, 1, -1, true, false, false, false, 0, 1, none, {3, 130}},            // three tiles: no pairs
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);

@@ -1,0 +1,30 @@
+// Pairs of thread blocks of the sm_90a decode kernel for values in the keys. A pair is a cluster of two thread blocks that
+// compute neighbouring tiles of query rows of one sequence, so they need the same keys. Each part of a key tile
+// (decode_traits.cuh) is loaded by one of them, into the shared memory of both. The keys are those that a row of either thread
+// block sees.
+//
+// A part that this thread block loads is empty when the consumers of both have released it. A part that the other one loads may
+// be announced when the consumers of this one have: the other thread block waits for both before it loads.
+#pragma once
+
+#include "cuda/attention/decode_params.h"
+#include "cuda/sm90/cluster_pair.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct DecodePair {
+    int in_pairs;  // 1 or 0
+
+    __device__ __forceinline__ explicit DecodePair(const DecodeParams& params) : in_pairs(params.in_pairs) {}
+    __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) & in_pairs; }
+    __device__ __forceinline__ int other() const { return rank() ^ 1; }
+    // Whether this thread block loads the part. Both load about the same number of bytes.
+    __device__ __forceinline__ bool loads(int stage, int part) const {
+        return !in_pairs || rank() == ((part == Traits::kValueParts ? stage : part) & 1);
+    }
+    // Thread blocks whose consumers must release a part before this one announces its next contents.
+    __device__ __forceinline__ int readers(int stage, int part) const { return in_pairs && loads(stage, part) ? 2 : 1; }
+};
+
+}  // namespace libflash::cuda::sm90
