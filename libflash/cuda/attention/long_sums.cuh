@@ -12,8 +12,8 @@ namespace libflash::cuda {
 
 // kThreads: threads of the thread block that have accumulators. A thread has kSlabs slabs of two rows r with kBlocks accumulator
 // blocks of four elements each, of which elements 2 * r and 2 * r + 1 belong to row r. `thread`: the number of this thread.
-// kInTurn: the compiler may not load further blocks before the current ones are finished, which takes registers.
-template <int kThreads, int kSlabs, int kBlocks, bool kInTurn = false>
+// kBlockByBlock: the compiler may not load further blocks before the current ones are finished, which takes registers.
+template <int kThreads, int kSlabs, int kBlocks, bool kBlockByBlock = false>
 struct LongSums {
     static constexpr int kVectors = kBlocks + 2;          // of a slab
     static constexpr int kAtOnce = kBlocks > 24 ? 1 : 4;  // loads that are in flight together; they take registers
@@ -99,7 +99,7 @@ private:
     __device__ __forceinline__ void for_blocks(int a, const Load& load, const Use& use) const {
 #pragma unroll
         for (int first = 0; first < kBlocks; first += kAtOnce) {
-            if (kInTurn) __syncwarp();  // the compiler moves no loads across it
+            if (kBlockByBlock) __syncwarp();  // the compiler moves no loads across it
             float4* const sums = hide_from_compiler(own + (a * kVectors + 2 + first) * kThreads);
             float4 sum[kAtOnce];
 #pragma unroll

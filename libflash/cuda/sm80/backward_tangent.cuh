@@ -280,13 +280,13 @@ struct BackwardTangent {
         apply_rules(head, tile);
         make_weights(keep);
         if (computes_dbias()) return of_dbias().add();
-        if (!of_scores()) copy_weights();
+        if (!of_scores()) copy_scores();
         const int pair = of_scores() ? 0 : 2, channels = of_scores() ? params.head_dim : params.head_dim_v;
         add_sums(y, col_tile(pair), channels);
         if (tensor(!transposed(), pair + 1).data) add_sums(x, col_tile(pair + 1), channels);
     }
-    // The weights of tdv take the place of those of tdq and tdk.
-    __device__ __forceinline__ void copy_weights() {
+    // x = s, y = ts: the weights of tdv are P and its tangent, which have the registers of s and ts.
+    __device__ __forceinline__ void copy_scores() {
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
             x[0][i / 4][i % 4] = s[0][i / 4][i % 4];

@@ -69,12 +69,12 @@ struct BackwardTangentInTurn {
             if (step == 2) break;
             Parts{body.smem() + Body::kColsAt, body.thread}.add(body.s, body.ts);
             if (step == 0) {
-                copy(body.x, body.s), copy(body.y, body.ts);
+                body.copy_scores();
                 body.subtract_deltas(keep);
             } else {
                 body.apply_rules(head, tile);
                 body.make_weights(keep);
-                if (!of_scores) body.copy_weights();
+                if (!of_scores) body.copy_scores();
             }
         }
         if (body.computes_dbias()) body.of_dbias().add();

@@ -21,6 +21,7 @@
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm80/backward_tiles.h"
 #include "cuda/sm80/backward_wide_f32.cuh"
+#include "cuda/sm80/score_parts.cuh"
 #include "cuda/tile/float_rows.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -136,24 +137,9 @@ struct WideBackward {
     // Adds the other warp's parts of s and dp. They overwrite tile `free_tile` of the columns, which is no longer needed.
     // Contains barriers of the thread block.
     __device__ __forceinline__ void add_other_part(int free_tile) {
-        const uint32_t tile = smem() + kColsAt + free_tile * ColTile::kBytes;
-        // The address of vector i of a thread. The vectors i of all threads are contiguous.
-        const auto address_of = [&](int of_thread, int i) { return tile + (i * kThreads + of_thread) * 16; };
-        __syncthreads();  // no warp reads the tile
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-            store_shared_16(address_of(thread, n), s[0][n][0], s[0][n][1], s[0][n][2], s[0][n][3]);
-            store_shared_16(address_of(thread, kBlocks + n), dp[0][n][0], dp[0][n][1], dp[0][n][2], dp[0][n][3]);
-        }
-        __syncthreads();
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-            add(s[0][n], load_shared_16(address_of(thread ^ 32, n)));
-            add(dp[0][n], load_shared_16(address_of(thread ^ 32, kBlocks + n)));
-        }
-    }
-    __device__ static __forceinline__ void add(float (&c)[4], const float4& x) {
-        c[0] += x.x, c[1] += x.y, c[2] += x.z, c[3] += x.w;
+        using Parts = ScoreParts<2, kThreads, kBlocks>;
+        static_assert(Parts::kBytes <= ColTile::kBytes);
+        Parts{smem() + kColsAt + free_tile * ColTile::kBytes, thread}.add(s, dp);
     }
 
     // Where element i = 4 * n + e of the scores is. `own`: its row in the tile of rows. `other`: its row in the sequence of the

@@ -53,7 +53,10 @@ struct WideBackwardFloat : Base {
             __syncthreads();
             x[0] = x[1] = x[2] = x[3] = 0.0f;
 #pragma unroll
-            for (int part = 0; part < kParts; ++part) Base::add(x, load_shared_16(address_of(first + part * 32)));
+            for (int part = 0; part < kParts; ++part) {
+                const float4 y = load_shared_16(address_of(first + part * 32));
+                x[0] += y.x, x[1] += y.y, x[2] += y.z, x[3] += y.w;
+            }
         }
     }
 
