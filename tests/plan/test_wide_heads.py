@@ -161,7 +161,7 @@ def test_pairs_of_thread_blocks_with_values_in_the_keys(lib: c.CDLL, rows: int, 
     shared = "in pairs that share loads of keys"
     (launch, *_) = plan_lines(lib, "H200", "decode", mla(64, rows, heads), num_splits=1, **mla_options())["launch"]
     assert (shared in launch) == pairs
-    q, cache, view = mla(64, rows, heads)
+    _, cache, view = mla(64, rows, heads)
     packed = tensor(4 * rows, heads, 576), cache, view
     starts = tensor(5, dtype=abi.INT32)
     assert (
