@@ -1,7 +1,6 @@
 // The producer of the sm_90a kernel for keys that sequences share: a warp for each 64 channels loads K from the cache by TMA, and
-// each of the four warps copies a unit of V (decode_prefix_copies.cuh). A TMA load of the 16 rows of a unit takes about 126
-// cycles if two warps issue loads and 178 if one does, also as a part of a larger load: TMA loads of all of V and K would take
-// twice the time of the consumers. A stage of K is released after the scores, a stage of V after the products with P.
+// each of the four warps copies a unit of V (decode_prefix_copies.cuh), because these warps do not issue the TMA loads of K and V
+// as fast as the consumers need them. A stage of K is released after the scores, a stage of V after the products with P.
 #pragma once
 
 #include "cuda/sm90/decode_prefix_copies.cuh"
