@@ -25,7 +25,7 @@ cdef dict given_of(dict defaults, tuple values):
     for name, default in defaults.items():
         value = values[i]
         i += 1
-        if value is not default and is_given(value, default):
+        if is_given(value, default):
             given[name] = value
     return given
 
@@ -87,7 +87,7 @@ cdef bint only_records(tuple arrays, dict given) except -1:
 cdef bint is_given(object value, object default) except -1:
     """True if an option is not at its default. Floats are compared by value, everything else by identity: 0.0 for a flag or an
     integer goes on and is refused."""
-    return value != default if type(value) is float and type(default) is float else value is not default
+    return value is not default and not (type(value) is float and type(default) is float and value == default)
 
 
 cdef object as_tensor(object x):

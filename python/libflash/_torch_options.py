@@ -174,6 +174,7 @@ def given_options(
 
 
 def as_tensor(x: Any) -> Tensor:
+    """A list of a BlockMask, which may be an array of another library."""
     return x if isinstance(x, Tensor) else torch.utils.dlpack.from_dlpack(x)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import partial
 
 import abi
@@ -17,7 +16,7 @@ from harness import assert_same_bits, python
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_memory import GuardedOnGpu, WorkspaceOnGpu  # noqa: E402  (needs torch)
+from gpu_memory import GuardedOnGpu, WorkspaceOnGpu, growth  # noqa: E402  (needs torch)
 from guarded_run import guarded_run  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -114,17 +113,6 @@ def test_the_harness_bites() -> None:
     for more, printed in ((0, "fine\n"), (1, "illegal\n")):
         done = python(TRESPASS.format(more=more))
         assert done.stdout == printed, done.stderr
-
-
-def growth(call: Callable) -> int:
-    """Peak of PyTorch's allocator during a call, including its results."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = call()
-    torch.cuda.synchronize()
-    del result
-    return torch.cuda.max_memory_allocated() - before
 
 
 def test_memory_is_linear_in_the_length() -> None:

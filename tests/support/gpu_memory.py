@@ -6,6 +6,7 @@ Calls use the C interface on the default stream; every copy back waits for it.
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Callable
 
 import abi
 import numpy as np
@@ -30,6 +31,17 @@ def on_gpu(array: np.ndarray, address: int, device: int = 0) -> abi.Tensor:
     view = abi.tensor(array)
     view.data, view.device_type, view.device_id = address, abi.CUDA_DEVICE, device
     return view
+
+
+def growth(call: Callable[[], object]) -> int:
+    """Peak of PyTorch's allocator during a call, including its results."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    torch.cuda.synchronize()
+    del result
+    return torch.cuda.max_memory_allocated() - before
 
 
 class GuardedOnGpu(Guarded):
