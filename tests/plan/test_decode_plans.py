@@ -244,6 +244,10 @@ def test_launches_of_decode(lib: c.CDLL) -> None:
         "attention: 96 thread blocks of 1101",
         "combine splits: 128 thread blocks of 1201",
     ]
+    # 640 rows. With few splits each of the four warps of a thread block computes one.
+    for splits, options, blocks in ((8, {}, "160 thread blocks of 1201"), (9, {}, "640 thread blocks of 1201"),
+                                    (8, OF_SM80, "640 thread blocks of 1200")):  # fmt: skip
+        assert launches(lib, decode("H200", {}, rows=5, num_splits=splits, **options))[1] == f"combine splits: {blocks}"
     rotary = {name: tensor(8192, 64, address=(n + 4) * ADDRESS) for n, name in enumerate(("rotary_cos", "rotary_sin"))}
     new = {name: tensor(4, 5, 8, 128, address=(n + 2) * ADDRESS) for n, name in enumerate(("k_new", "v_new"))}
     # 160 new rows and 640 query rows of 64 threads each, two a thread block.

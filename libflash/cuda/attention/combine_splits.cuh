@@ -1,8 +1,9 @@
 // Combine, the last kernel of decode: one result from the partial results of the splits (each divided by its own row sum) and
-// their LSE. One thread block computes one output row. Splits without keys do not contribute; if only one split has keys, the
-// result has the same bits as without splits.
+// their LSE. One thread block computes one output row (combine_few_splits.cuh: one warp does). Splits without keys do not
+// contribute; if only one split has keys, the result has the same bits as without splits.
 #pragma once
 
+#include "cuda/attention/combine_warps.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/attention/ragged_keys.cuh"
@@ -71,9 +72,9 @@ template <class T, int kHeadDim, class Out = T>
 struct CombineSplits {
     // For small code, wide rows decide the type of the results at run time and do not load groups ahead.
     static constexpr bool kWide = kHeadDim > 256;
-    static constexpr int kWarps = kWide ? 8 : 4, kThreads = kWarps * 32;
-    static constexpr int kPairs = kHeadDim / 64;  // channel pairs per lane
-    static constexpr int kShare = 32 / kWarps;    // splits of a group per warp
+    static constexpr int kWarps = combine_warps(kHeadDim), kThreads = kWarps * 32;
+    static constexpr int kPairs = kHeadDim / 64;             // channel pairs per lane
+    static constexpr int kShare = splits_of_warp(kHeadDim);  // splits of a group per warp
 
     const DecodeParams& params;
     const float *lse, *out;  // of the first split of the row
@@ -104,13 +105,28 @@ struct CombineSplits {
     __device__ __forceinline__ void add(const Loaded& loaded, float factor) {
 #pragma unroll
         for (int i = 0; i < kShare; ++i) {
-            const float weight = __shfl_sync(0xffffffffu, factor, i * kWarps + warp);
-            if (weight == 0.0f) continue;
+            add(sums, loaded[i], __shfl_sync(0xffffffffu, factor, i * kWarps + warp));
+        }
+    }
+    __device__ __forceinline__ static void add(float2 (&sums)[kPairs], const float2 (&loaded)[kPairs], float weight) {
+        if (weight == 0.0f) return;
 #pragma unroll
-            for (int c = 0; c < kPairs; ++c) {
-                sums[c].x = fmaf(weight, loaded[i][c].x, sums[c].x);
-                sums[c].y = fmaf(weight, loaded[i][c].y, sums[c].y);
-            }
+        for (int c = 0; c < kPairs; ++c) {
+            sums[c].x = fmaf(weight, loaded[c].x, sums[c].x);
+            sums[c].y = fmaf(weight, loaded[c].y, sums[c].y);
+        }
+    }
+
+    // The weight of a split. `all`: LSE of all splits; `weight`: what the sink leaves of them.
+    __device__ __forceinline__ static float factor_of(float range_lse, float all, float weight) {
+        return range_lse == -INFINITY ? 0.0f : exp2_approx(range_lse - all) * weight;
+    }
+
+    __device__ __forceinline__ void store(int batch, int row, int head, int channel, float2 sum) const {
+        if (kWide && params.out_is_float) {
+            store_pair<float>(params, batch, row, head, channel, sum);
+        } else {
+            store_pair<Out>(params, batch, row, head, channel, sum);
         }
     }
 
@@ -142,25 +158,22 @@ struct CombineSplits {
         if constexpr (!kWide) load(odd, 32);
         const float all = all_ranges(own);
         const float weight = finish_row(params, batch, row, head, all, sink_of<T>(params, batch, head), threadIdx.x == 0);
-        const auto factor_of = [&](float range_lse) {
-            return range_lse == -INFINITY ? 0.0f : exp2_approx(range_lse - all) * weight;
-        };
         if constexpr (kWide) {
             float range_lse = own;
 #pragma unroll 1
             for (int group = 0; group < params.splits; group += 32) {
                 if (group > 0) load(even, group), range_lse = lse_of(group + lane);
-                add(even, factor_of(range_lse));
+                add(even, factor_of(range_lse, all, weight));
             }
         } else {
-            add(even, factor_of(own));
+            add(even, factor_of(own, all, weight));
 #pragma unroll 1
             for (int group = 32; group < params.splits; group += 64) {
                 load(even, group + 32);
-                add(odd, factor_of(lse_of(group + lane)));
+                add(odd, factor_of(lse_of(group + lane), all, weight));
                 if (group + 32 >= params.splits) break;
                 load(odd, group + 64);
-                add(even, factor_of(lse_of(group + 32 + lane)));
+                add(even, factor_of(lse_of(group + 32 + lane), all, weight));
             }
         }
 #pragma unroll
@@ -170,27 +183,24 @@ struct CombineSplits {
             float2 sum = parts[0][i / 32][i % 32];
 #pragma unroll
             for (int w = 1; w < kWarps; ++w) sum.x += parts[w][i / 32][i % 32].x, sum.y += parts[w][i / 32][i % 32].y;
-            if (kWide && params.out_is_float) {
-                store_pair<float>(params, batch, row, head, i * 2, sum);
-            } else {
-                store_pair<Out>(params, batch, row, head, i * 2, sum);
-            }
+            store(batch, row, head, i * 2, sum);
         }
     }
 };
 
-// The rows of a query head that a thread block computes.
+// The rows of a query head that a thread block or a warp computes.
 struct CombinedRows {
     int batch, head, count;
     int first;                    // row of out
     int64_t partial_row, stride;  // in the workspace: of the first row, and from one to the next
 
-    // One row. Order of rows: [batch][key head][query row][query head of the group].
-    __device__ __forceinline__ static CombinedRows one(const DecodeParams& p) {
-        const int rows_of_head = p.seqlen_q * p.group_size, head_index = blockIdx.x / rows_of_head;
-        const int packed = blockIdx.x - head_index * rows_of_head, row = divide(packed, p.by_group);
+    // One row, the `index`-th. Order of rows: [batch][key head][query row][query head of the group].
+    __device__ __forceinline__ static CombinedRows one(const DecodeParams& p, int index) {
+        const int rows_of_head = p.seqlen_q * p.group_size, head_index = index / rows_of_head;
+        const int packed = index - head_index * rows_of_head, row = divide(packed, p.by_group);
         const int batch = divide(head_index, p.by_heads), head_k = head_index - batch * p.heads_k;
-        return {batch, head_k * p.group_size + packed - row * p.group_size, 1, row, blockIdx.x, 0};
+        const int count = batch < (p.ragged.queries.cu ? 1 : p.batch);
+        return {batch, head_k * p.group_size + packed - row * p.group_size, count, row, index, 0};
     }
 
     // If the prefill kernel takes long chunks: all rows of a sequence, if the decode kernels compute it.
@@ -202,6 +212,22 @@ struct CombinedRows {
         const int count = rows.owned > p.ragged.most_rows ? 0 : rows.owned;
         const int64_t partial_row = short_partial_row(p, kTileRows, batch, head_k, in_group);
         return {batch, head_k * p.group_size + in_group, count, rows.start, partial_row, p.group_size};
+    }
+
+    // All rows of the thread block. Waits for the previous kernel.
+    template <int kTileRows>
+    __device__ __forceinline__ static CombinedRows of_block(const DecodeParams& p) {
+        CombinedRows row = one(p, blockIdx.x);
+        allow_next_kernel();
+        wait_for_previous_kernel();
+        if (p.ragged.most_rows > 0) return sequence<kTileRows>(p);
+        if (!row.is_of_sequence(p)) row.count = 0;
+        return row;
+    }
+
+    // Whether the first row is one of a sequence. With packed rows, others are not written. All lanes of a warp ask for one row.
+    __device__ __forceinline__ bool is_of_sequence(const DecodeParams& p) const {
+        return !p.ragged.queries.cu || RaggedRow::of_warp(p.ragged.queries, p.batch, first).batch >= 0;
     }
 };
 
@@ -215,15 +241,7 @@ __global__ void __launch_bounds__(CombineSplits<T, Kernel::config.head_dim_v, Ou
     combine_kernel(const __grid_constant__ DecodeParams params) {
     using Body = CombineSplits<T, Kernel::config.head_dim_v, Out>;
     __shared__ float2 parts[Body::kWarps][Body::kPairs][32];
-    CombinedRows rows = CombinedRows::one(params);
-    allow_next_kernel();
-    wait_for_previous_kernel();
-    const LengthsParams& queries = params.ragged.queries;
-    if (params.ragged.most_rows > 0) {
-        rows = CombinedRows::sequence<Kernel::config.tile_k>(params);
-    } else if (queries.cu && RaggedRow::of(queries, params.batch, rows.first).batch < 0) {
-        return;  // rows that belong to no sequence are not written
-    }
+    const CombinedRows rows = CombinedRows::of_block<Kernel::config.tile_k>(params);
 #pragma unroll 1
     for (int i = 0; i < rows.count; ++i) {
         if (i > 0) __syncthreads();  // `parts` are no longer read
@@ -231,15 +249,18 @@ __global__ void __launch_bounds__(CombineSplits<T, Kernel::config.head_dim_v, Ou
     }
 }
 
+template <class Kernel, class T, class Out>
+int launch_combine_to(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
+    if (plan.combine.blocks == 0) return cudaSuccess;
+    return launch_dependent(combine_kernel<Kernel, T, Out>, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes,
+                            stream, plan.dependent_launch, params);
+}
+
 template <class Kernel, class T>
 int launch_combine(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
-    if (plan.combine.blocks == 0) return cudaSuccess;
-    const auto launch = [&](auto kernel) {
-        return launch_dependent(kernel, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes, stream,
-                                plan.dependent_launch, params);
-    };
     using Float = std::conditional_t<CombineSplits<T, Kernel::config.head_dim_v>::kWide, T, float>;
-    return params.out_is_float ? launch(combine_kernel<Kernel, T, Float>) : launch(combine_kernel<Kernel, T, T>);
+    return params.out_is_float ? launch_combine_to<Kernel, T, Float>(plan, params, stream)
+                               : launch_combine_to<Kernel, T, T>(plan, params, stream);
 }
 
 }  // namespace libflash::cuda

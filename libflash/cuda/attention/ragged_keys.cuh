@@ -35,9 +35,24 @@ struct RaggedRow {
             const int middle = low + (high - low) / 2;
             (lengths.cu[middle] <= of_all ? low : high) = middle;
         }
-        const SequenceRows rows = SequenceRows::of(lengths, low);
+        return in_sequence(lengths, low, of_all);
+    }
+    // The same for packed rows, where all lanes of the warp ask for the same row: each lane looks at another sequence.
+    static __device__ __forceinline__ RaggedRow of_warp(const LengthsParams& lengths, int batch_count, int of_all) {
+        int low = 0, high = batch_count;
+        while (low + 1 < high) {
+            const int step = (high - low + 31) / 32, probe = min(low + step * static_cast<int>(threadIdx.x % 32), high);
+            const unsigned begun = __ballot_sync(0xffffffffu, probe < high && lengths.cu[probe] <= of_all);
+            low += step * max(0, __popc(begun) - 1), high = min(high, low + step);
+        }
+        return in_sequence(lengths, low, of_all);
+    }
+
+private:
+    static __device__ __forceinline__ RaggedRow in_sequence(const LengthsParams& lengths, int batch, int of_all) {
+        const SequenceRows rows = SequenceRows::of(lengths, batch);
         const int row = of_all - rows.start;
-        return {row >= 0 && row < rows.owned ? low : -1, row};
+        return {row >= 0 && row < rows.owned ? batch : -1, row};
     }
 };
 

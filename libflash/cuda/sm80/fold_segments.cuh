@@ -72,15 +72,7 @@ struct FoldSegments {
 template <class Kernel, class T>
 __global__ void __launch_bounds__(FoldSegments<T, Kernel::config.head_dim_v>::kThreads)
     fold_segments_kernel(const __grid_constant__ DecodeParams params) {
-    CombinedRows rows = CombinedRows::one(params);
-    allow_next_kernel();
-    wait_for_previous_kernel();
-    const LengthsParams& queries = params.ragged.queries;
-    if (params.ragged.most_rows > 0) {
-        rows = CombinedRows::sequence<kDecodeSlab>(params);
-    } else if (queries.cu && RaggedRow::of(queries, params.batch, rows.first).batch < 0) {
-        return;  // a row that belongs to no sequence is not written
-    }
+    const CombinedRows rows = CombinedRows::of_block<kDecodeSlab>(params);
 #pragma unroll 1
     for (int i = 0; i < rows.count; ++i)
         FoldSegments<T, Kernel::config.head_dim_v>::run(params, rows.partial_row + i * rows.stride, rows.batch, rows.first + i,

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "cuda/attention/append.cuh"
-#include "cuda/attention/combine_splits.cuh"
+#include "cuda/attention/combine_few_splits.cuh"
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/dependent_launch.cuh"
@@ -145,7 +145,11 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
         return error != cudaSuccess ? error : launch_combine<Kernel, T>(plan, params, cuda_stream);
     } else {
         error = sm90::launch_decode_rows<Kernel>(plan, params, cuda_stream);
-        return error != cudaSuccess ? error : sm90::launch_combine_rows<Kernel>(plan, params, cuda_stream);
+        if (error != cudaSuccess) return error;
+        // The results have the type of the queries.
+        const bool few_splits = plan.splits <= CombineFewSplits<T, Kernel::config.head_dim_v, T>::kSplits;
+        return few_splits ? launch_combine_few_splits<Kernel, T, T>(plan, params, cuda_stream)
+                          : launch_combine_to<Kernel, T, T>(plan, params, cuda_stream);
     }
 }
 

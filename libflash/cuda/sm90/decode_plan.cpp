@@ -3,6 +3,7 @@
 // prefill kernel.
 #include <algorithm>
 
+#include "cuda/attention/combine_warps.h"
 #include "cuda/host/decode_plan.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/prefix_tiles.h"
@@ -54,6 +55,9 @@ DecodePlan plan_many_rows(const Kernel& kernel, const DecodeProblem& problem, co
     const bool all_long = prefill.name && !problem.q_rows.packed();  // every sequence has the same number of rows
     DecodePlan plan = make_plan(kernel, sizes, warpgroups == 2 ? kDecodeOf128Rows : kDecodeOf64Rows, prefill, !all_long);
     plan.stages = decode_rows_stages(config, warpgroups);
+    // combine_few_splits.cuh: a warp for each row.
+    if (plan.splits <= splits_of_warp(config.head_dim_v) && plan.short_tiles == 0)
+        plan.combine.blocks = ceil_div(plan.combine.blocks, combine_warps(config.head_dim_v));
     return plan;
 }
 

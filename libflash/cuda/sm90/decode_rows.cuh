@@ -9,6 +9,7 @@
 #include "cuda/attention/launch_dependent.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/dependent_launch.cuh"
+#include "cuda/ptx/prefetch.cuh"
 #include "cuda/sm90/decode_rows_consumer.cuh"
 #include "cuda/sm90/decode_rows_producer.cuh"
 #include "cuda/sm90/forward_tensor_maps.cuh"
@@ -32,20 +33,37 @@ struct DecodeRowsBlock {
             tma_prefetch_map(context.maps.v);
             context.storage.init();
         }
+        fetch_lengths();
         const bool has_rows = wait_unless_beside_prefill(context.params);
         allow_next_kernel();
         if (!has_rows || !find_work_tile()) return;
         const DecodeWorkTile& work_tile = context.storage.work_tile;
         if (work_tile.tiles == 0) return store_without_keys<Traits>(context.params, work_tile.rows);
         const int warp = uniform_warp();
-        if (warp == Traits::kConsumers / 32) {
-            producer.run();
+        if (warp >= Traits::kConsumers / 32) {
+            decrease_registers<Traits::kProducerRegisters>();
+            if (warp == Traits::kConsumers / 32) producer.run();
         } else {
+            increase_registers<Traits::kConsumerRegisters>();
             consumer.run(warp);
         }
     }
 
 private:
+    // The thread block will read lengths and block table one after the other. Brings them to L2 at once.
+    __device__ __forceinline__ void fetch_lengths() const {
+        constexpr int kLine = 32;  // numbers of 128 bytes
+        const DecodeParams& params = context.params;
+        const CacheParams& cache = params.cache;
+        const int at = kLine * static_cast<int>(threadIdx.x);
+        if (params.ragged.queries.cu && at <= params.batch) prefetch_to_l2(params.ragged.queries.cu + at);
+        if (cache.seqlens && at < params.batch) prefetch_to_l2(cache.seqlens + at);
+        // The sequence, if each has one tile.
+        const int batch = divide(divide(static_cast<int>(blockIdx.x), params.by_heads), params.by_splits);
+        if (!cache.table || cache.table_column != 1 || batch >= params.batch) return;
+        const int page = static_cast<int>(cache.page_size.divisor), columns = divide(cache.capacity + page - 1, cache.page_size);
+        if (at < columns) prefetch_to_l2(cache.table + batch * cache.table_batch + at);
+    }
     // Heads vary fastest, then splits, then tiles: thread blocks without a tile, of which there may be many, come last. Thread
     // blocks of one sequence and head still run at about the same time, and find the keys in the L2 cache. Returns false if there
     // is no such tile.
@@ -125,15 +143,6 @@ int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaS
     if (plan.attention.blocks == 0) return cudaSuccess;
     return plan.instance.number == kDecodeOf128Rows.number ? launch_decode_rows<Kernel, 2>(plan, params, stream)
                                                            : launch_decode_rows<Kernel, 1>(plan, params, stream);
-}
-
-// The results have the type of the queries.
-template <class Kernel>
-int launch_combine_rows(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
-    if (plan.combine.blocks == 0) return cudaSuccess;
-    using T = ElementOf<Kernel::config.dtype>;
-    return launch_dependent(combine_kernel<Kernel, T, T>, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes,
-                            stream, plan.dependent_launch, params);
 }
 
 template <class Kernel>

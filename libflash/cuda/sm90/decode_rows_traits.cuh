@@ -16,9 +16,10 @@ struct DecodeRowsTraits {
     static constexpr int kGroups = kWarpgroups, kGroupRows = 64;
     static constexpr int kBlockM = kGroups * kGroupRows, kBlockN = config.tile_k;
     static_assert(config.tile_q == kGroupRows && kBlockN == 64, "rows of a product; bits of a tree");
-    // The producer is one warp, after the consumers. There are enough registers for all warps without setmaxnreg.
-    static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 32;
+    // After the consumers comes the producer's warpgroup, one warp of which works: the others leave their registers.
+    static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 128;
     static constexpr int kStages = decode_rows_stages(config, kGroups), kBlocksAtOnce = decode_rows_blocks_at_once(kGroups);
+    static constexpr int kProducerRegisters = kGroups == 1 ? 40 : 24, kConsumerRegisters = kGroups == 1 ? 216 : 240;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
     static constexpr int kTileBytes = kStages * (KTile::kBytes + VTile::kBytes);
