@@ -255,6 +255,19 @@ def test_what_traced_arrays_do_not_allow() -> None:
             jax.jit(function)(q)
 
 
+def test_traced_arrays_beside_tensors_with_gradients_are_refused() -> None:
+    jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+    q = torch.zeros(1, 4, 2, 16, requires_grad=True)
+    for name, function in {
+        "k": lambda x: libflash.attention(q, x, x),
+        "bias": lambda x: libflash.attention(q, q, q, bias=x),
+        "k_cache": lambda x: libflash.decode(q, x, x),
+        r"outs\[1\]": lambda x: libflash.merge([q, x], [q[..., 0], x[..., 0]]),
+    }.items():
+        with pytest.raises(TypeError, match=rf"^{name} must be a torch\.Tensor, not \w*Tracer"):
+            jax.jit(function)(jax.numpy.zeros((1, 4, 2, 16)))
+
+
 def test_a_framework_that_is_not_loaded_is_not_imported() -> None:
     """NumPy calls import neither PyTorch nor JAX, PyTorch calls not JAX."""
     pytest.importorskip("torch")

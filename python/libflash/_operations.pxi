@@ -94,7 +94,9 @@ cdef object as_tensor(object x):
     # hasattr() of a number would make an AttributeError, and drop it
     if type(x) in _torch.plain_types or type(x) in _plain_values or not hasattr(x, "__dlpack__"):
         return x
-    return x if isinstance(x, _torch_adapter.Tensor) else _torch_adapter.torch.from_dlpack(x)
+    if isinstance(x, _torch_adapter.Tensor) or is_kind_of(type(x), "jax", "core.Tracer"):  # the adapter refuses tracers by name
+        return x
+    return _torch_adapter.torch.from_dlpack(x)
 
 
 def attention_backward(

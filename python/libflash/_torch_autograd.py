@@ -1,8 +1,7 @@
 """Gradients of the PyTorch operators: the code that runs at PyTorch's Autograd dispatch key, and the Functions that it records.
 
 Attention has reverse mode, forward mode and second derivatives, by the operators of _torch_tangents.py. Operations without a
-derivative raise an error; no gradient is silently dropped. The Functions have a single level, as those of PyTorch's own
-operators: under torch.func each level runs the Autograd key again.
+derivative raise an error; no gradient is silently dropped.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from torch.autograd import forward_ad
 from . import _core, _torch_kernels, _torch_tangents
 from ._errors import UnsupportedError
 from ._torch_eager import eager
+from ._torch_function import Function
 from ._torch_merge import as_lse, as_out, merge_of_operators
 
 Tensor = torch.Tensor
-_Function: Any = torch.autograd.function._SingleLevelFunction
 
 
 # -- checks of a call at the Autograd key
@@ -127,7 +126,7 @@ def rows_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class Attention(_Function):  # type: ignore[misc]
+class Attention(Function):
     """((run, numbers, names), q, k, v, *tensors) -> (out, lse), where `names` are the option names of `tensors`. One argument for
     all that is no tensor, because PyTorch looks at each argument in both passes."""
 
@@ -180,6 +179,8 @@ class Attention(_Function):  # type: ignore[misc]
 
 def run_backward(inputs: tuple[Tensor, ...], dlse: Tensor | None, options: dict[str, Any]) -> Any:
     """The gradients for `inputs`: dout, q, k, v, out and lse. `options` has dlse, too, if there is one."""
+    if torch.compiler.is_compiling():  # by compiled autograd
+        return torch.ops.libflash.attention_backward.default(*inputs, **options)
     dout, q, k, v, _, _ = inputs
     batched = is_batched(dout) or (dlse is not None and is_batched(dlse))  # torch.autograd.grad(is_grads_batched=True)
     if not torch.is_grad_enabled() and not batched and eager(dout, q, k, v, dlse):
@@ -196,7 +197,7 @@ def attention_backward(*tensors: Tensor, **options: Any) -> Any:
         return torch.ops.libflash.attention_backward.default(*tensors, **options)
 
 
-class Backward(_Function):  # type: ignore[misc]
+class Backward(Function):
     """(names, dout, q, k, v, out, lse, *options) -> (dq, dk, dv, dbias, dsink)"""
 
     RESULTS = ("q", "k", "v", "bias", "learnable_sink")  # the inputs whose gradients the results are
@@ -290,7 +291,7 @@ def record_merge(run: Callable[..., Any], outs: Any, lses: Any, options: dict[st
     return Merge.apply(run, options, *outs, *lses)
 
 
-class Merge(_Function):  # type: ignore[misc]
+class Merge(Function):
     """(run, options, *outs, *lses) -> (out, lse)
 
     With w_n = exp(lse_n - lse): douts_n = w_n dout, dlses_n = w_n (dlse + dout . (outs_n - out)).

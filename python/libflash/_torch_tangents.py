@@ -25,10 +25,11 @@ from torch._guards import TracingContext
 from torch.autograd import forward_ad
 
 from ._errors import UnsupportedError
+from ._torch_function import Function
 from ._torch_kernels import unrounded_sums
 
 Tensor = torch.Tensor
-_Function: Any = torch.autograd.function._SingleLevelFunction
+
 
 # Which argument of the tangent operators belongs to which input.
 DIRECTION = {"q": "tq", "k": "tk", "v": "tv", "bias": "tbias", "learnable_sink": "tsink"}
@@ -256,7 +257,7 @@ def wanted_of(ctx: Any, first: int = 1) -> set[str]:
     return {name for name, needed in zip(ctx.names, ctx.needs_input_grad[first:], strict=True) if needed}
 
 
-class Tangent(_Function):  # type: ignore[misc]
+class Tangent(Function):
     """(operator, names, *values) -> (tout, tlse), and of attention_delta_tangent tdelta and delta, which are constants as they
     are for attention_backward_tangent"""
 
@@ -278,7 +279,7 @@ class Tangent(_Function):  # type: ignore[misc]
         return None, *of_inputs(ctx, gradients(x, wanted, (None, None), of_results[:2]), wanted)
 
 
-class WithTangent(_Function):  # type: ignore[misc]
+class WithTangent(Function):
     """(names, q, k, v, *options) -> (out, lse, tout, tlse)
 
     If nobody differentiates the tangents, as in MeanFlow, its backward is that of attention.
@@ -324,7 +325,7 @@ def without_third(name: str, x: Any) -> Any:
     return Constant.apply(x)
 
 
-class Constant(_Function):  # type: ignore[misc]
+class Constant(Function):
     """x -> x. A derivative with respect to it raises if it is asked for, and not if only one of LINEAR is."""
 
     @staticmethod
@@ -339,7 +340,7 @@ class Constant(_Function):  # type: ignore[misc]
         raise UnsupportedError(NO_THIRD)
 
 
-class BackwardTangent(_Function):  # type: ignore[misc]
+class BackwardTangent(Function):
     """(names, dout, q, k, v, out, lse, tout, tlse, *options) -> the tangents of the gradients
 
     The Hessian is symmetric: the gradient for the direction is made of both tangents in the direction of the cotangents.

@@ -24,8 +24,10 @@ def table_kernels(text: str) -> dict[str, str]:
             continue
         operation, folder, dtype, head_dims, *_, marks = line.split()
         name = f"{operation}_{folder}" + (f"_{dtype}" if dtype != "any" else "") + (f"_d{head_dims}" if head_dims != "-" else "")
-        (small if "small" in marks.split(",") else folders)[name] = folder
-    return folders | {f"{name}_small": folder for name, folder in small.items() if name not in folders}
+        ending = "_statistics" if "statistics" in marks.split(",") else ""
+        (small if "small" in marks.split(",") else folders)[name, ending] = folder
+    alone = {(f"{name}_small", ending): folder for (name, ending), folder in small.items() if (name, ending) not in folders}
+    return {name + ending: folder for (name, ending), folder in (folders | alone).items()}
 
 
 def missing_kernels(table: str, built: list[str], architecture: int) -> list[str]:

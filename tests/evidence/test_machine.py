@@ -28,5 +28,20 @@ def test_small_kernels() -> None:
     assert machine.missing_kernels("\n".join(lines), [f"{large}_small"], 90) == [large, small]
 
 
+def test_kernels_of_statistics() -> None:
+    """They do not stand for the plain kernel of the same head_dim, nor it for them."""
+    plain, statistics = "forward sm90 bf16 64 192x128 4 dev", "forward sm90 bf16 64 192x128 4 dev,statistics"
+    small = "forward sm80 bf16 512 32x32 1 small,statistics"
+    assert machine.missing_kernels("\n".join([plain, statistics, small]), ["forward_sm90_bf16_d64"], 90) == [
+        "forward_sm90_bf16_d64_statistics",
+        "forward_sm80_bf16_d512_small_statistics",
+    ]
+
+
 def test_the_kernel_table_of_this_repository() -> None:
-    assert "merge_any" in machine.table_kernels((sources.ROOT / "libflash/cuda/kernels.table").read_text())
+    """As many names as lines, but for the small kernels beside others."""
+    text = (sources.ROOT / "libflash/cuda/kernels.table").read_text()
+    lines = [line.split() for line in text.splitlines() if line[:1].islower()]
+    names = machine.table_kernels(text)
+    assert "merge_any" in names
+    assert len([line for line in lines if "small" not in line[-1]]) < len(names) < len(lines)
