@@ -317,6 +317,25 @@ def test_missing_matplotlib_is_said_in_a_line(monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_long_lists_of_kernels_are_shortened(monkeypatch):
+    lines = [
+        "operation   forward",
+        "kernel      one, backend cpu",
+        "threads     2",
+        "not         another device",
+        "              a, b, c,",
+        "              d, e, f",
+        "not         later",
+        "              g, h",
+    ]
+    monkeypatch.setattr(report.libflash, "explain", lambda *_, **__: "\n".join(lines))
+    assert report.choice(4) == [
+        "kernel      one, backend cpu",
+        "not         another device: a and 5 others",
+        "not         later: g, h",
+    ]
+
+
 # Continuing a phrase
 
 

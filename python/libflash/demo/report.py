@@ -14,6 +14,7 @@ from libflash.demo.table import RULE, Comparison, bytes_text, measurements, time
 from libflash.demo.text import RETOLD, TOLD_FIRST, Text
 
 COLUMN = 12  # as in libflash.explain
+MOST_NAMES = 5  # of kernels in a list
 MODEL = f"""one causal attention layer, {HEADS} heads of {HEAD_DIM}, float32, nothing trained: each word looks for earlier places
 with the same last words, and returns what came next there"""
 COLUMNS = f"""time: of a call, the lowest median of some rounds. memory: growth of the process's peak during a call, result
@@ -40,7 +41,20 @@ def choice(longest: int) -> list[str]:
     x = np.broadcast_to(np.zeros(HEAD_DIM, np.float32), (1, longest, HEADS, HEAD_DIM))  # the shape without the memory
     lines = libflash.explain(x, x, x, causal=True, softmax_scale=SHARPNESS).splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith("kernel")), 0)
-    return [item(line[:COLUMN].strip(), line[COLUMN:]) for line in lines[start:] if line and not line.startswith("threads")]
+    found: list[tuple[str, str, list[str]]] = []  # kernels: on the lines below "not", which have no name
+    for line in lines[start:]:
+        name, text = line[:COLUMN].strip(), line[COLUMN:].strip()
+        if name:
+            found.append((name, text, []))
+        elif text:
+            found[-1][2].extend(text.replace(",", " ").split())
+    return [item(name, text + shortened(kernels)) for name, text, kernels in found if name != "threads"]
+
+
+def shortened(kernels: list[str]) -> str:
+    if not kernels:
+        return ""
+    return ": " + (", ".join(kernels) if len(kernels) <= MOST_NAMES else f"{kernels[0]} and {len(kernels) - 1} others")
 
 
 def item(name: str, text: str) -> str:
