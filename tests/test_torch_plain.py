@@ -1,4 +1,4 @@
-"""libflash.attention with plain tensors that require a gradient takes a short way; everything else takes the general one."""
+"""libflash.attention with plain tensors that require a gradient takes a fast path; everything else takes the general path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAGS: list[dict[str, bool]] = [{}, {"causal": True}, {"return_lse": True}, {"ca
 
 
 class GeneralError(Exception):
-    """The call took the general way."""
+    """The call took the general path."""
 
 
 class Subclass(torch.Tensor):
@@ -32,12 +32,12 @@ def general(*_: Any, **__: Any) -> Any:
     raise GeneralError
 
 
-def short(*_: Any, **__: Any) -> Any:
-    raise AssertionError("the call took the short way")
+def fast(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the call took the fast path")
 
 
 def results(options: dict[str, bool], *, create_graph: bool = False) -> list[torch.Tensor]:
-    """What the call returns, and its gradients, of the second order if asked for."""
+    """What the call returns, and its gradients and, with create_graph, those of second order."""
     x = qkv()
     made = libflash.attention(*x, **options)
     made = list(made) if isinstance(made, tuple) else [made]
@@ -102,11 +102,11 @@ def profiler() -> AbstractContextManager[Any]:
         (nullcontext, {"out": torch.zeros(2, 7, 4, 5)}),
     ],
 )
-def test_what_leaves_the_short_way(
+def test_what_leaves_the_fast_path(
     state: Callable[[], AbstractContextManager[Any]], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = qkv()
-    monkeypatch.setattr(adapter, "record_plain", short)
+    monkeypatch.setattr(adapter, "record_plain", fast)
     monkeypatch.setattr(adapter, "attention_with_pytorch", general)
     for flags in ({}, {"causal": True}):
         with state(), pytest.raises(GeneralError):
@@ -114,8 +114,8 @@ def test_what_leaves_the_short_way(
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_subclasses_and_other_arrays_leave_the_short_way(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "record_plain", short)
+def test_subclasses_and_other_arrays_leave_the_fast_path(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "record_plain", fast)
     monkeypatch.setattr(adapter, "attention_with_pytorch", general)
     given: list[Any] = qkv()
     given[place] = given[place].detach().as_subclass(Subclass)
@@ -128,9 +128,9 @@ def test_subclasses_and_other_arrays_leave_the_short_way(place: int, monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
-def test_transforms_and_traces_leave_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transforms_and_traces_leave_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     x = qkv()
-    monkeypatch.setattr(adapter, "record_plain", short)
+    monkeypatch.setattr(adapter, "record_plain", fast)
     monkeypatch.setattr(adapter, "attention_with_pytorch", general)
     for call in (
         lambda: torch.func.grad(lambda q: libflash.attention(q, *x[1:]).sum())(x[0].detach()),
@@ -158,7 +158,7 @@ def test_torch_compile_sees_the_operator() -> None:
     assert torch.equal(made, libflash.attention(*x, causal=True) + 1)
 
 
-def test_errors_are_those_of_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_those_of_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv()
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((q, k, v[:, :3]), {}),

@@ -5,7 +5,8 @@ cdef object _torch_adapter = None  # libflash/torch.py
 
 
 cdef dict defaults_in_order(str operation, bint of_parts=False):
-    """The defaults of the options that an operation passes to an adapter, or of those of parts of problems, which none has."""
+    """The defaults of the options that an operation passes to an adapter, or of those of parts of problems, which no adapter
+    has."""
     literals = {"window_size": _no_window, "shard": _whole}
     return {option.name: literals.get(option.name, option.default) for option in options_of(operation)
             if (option.adapters == ()) == of_parts}
@@ -63,7 +64,7 @@ cdef object by_adapter(_Source source, str name, tuple arrays, dict given):
         return by_xla(name, arrays, given)
     if name == "attention":
         flag(given.get("causal", False), "causal")
-        # attention() of the adapter would try what this call has found impossible
+        # attention() of the adapter would first try a direct call, which is ruled out here
         name = "record_plain" if only_records(arrays, given) else "attention_with_pytorch"
     if _torch_adapter is None:
         from . import torch as adapter
@@ -76,8 +77,8 @@ cdef object by_adapter(_Source source, str name, tuple arrays, dict given):
 
 
 cdef bint only_records(tuple arrays, dict given) except -1:
-    """True if PyTorch has nothing but a gradient to record, of q, k and v, and the options are flags that attention and its
-    operator have alike. Called where PyTorch has something to do."""
+    """True if PyTorch only has to record a gradient of q, k and v, and no options but the flags causal and return_lse are given.
+    Called where PyTorch has something to do."""
     for option, value in given.items():
         if type(value) is not bool or option != "causal" and option != "return_lse":
             return False
@@ -86,12 +87,12 @@ cdef bint only_records(tuple arrays, dict given) except -1:
 
 cdef bint is_given(object value, object default) except -1:
     """True if an option is not at its default. Floats are compared by value, everything else by identity: 0.0 for a flag or an
-    integer goes on and is refused."""
+    integer counts as given, and is refused later."""
     return value is not default and not (type(value) is float and type(default) is float and value == default)
 
 
 cdef object as_tensor(object x):
-    # hasattr() of a number would make an AttributeError, and drop it
+    # hasattr() of a number is slow: it raises and drops an AttributeError
     if type(x) in _torch.plain_types or type(x) in _plain_values or not hasattr(x, "__dlpack__"):
         return x
     if isinstance(x, _torch_adapter.Tensor) or is_kind_of(type(x), "jax", "core.Tracer"):  # the adapter refuses tracers by name
@@ -468,7 +469,7 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
         if not isinstance(given, (list, tuple)):
             raise TypeError(f"{name} must be a list or tuple of arrays, not {type(given).__name__}")
     if len(outs) != len(lses):
-        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must be as many")
+        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must have the same length")
     if not 1 <= len(outs) <= INT32_MAX:
         raise InvalidError(f"outs has {len(outs)} arrays; it needs 1 or more")
     count = <int32_t>len(outs)

@@ -113,7 +113,7 @@ def record(
     run: Callable[[tuple[Tensor, ...], dict[str, Any]], Any], q: Tensor, k: Tensor, v: Tensor, numbers: dict[str, Any],
     tensors: dict[str, Tensor],
 ) -> Any:  # fmt: skip
-    """(out, lse), with gradients; `run` computes them."""
+    """(out, lse) of `run`, recorded for backward."""
     slopes = tensors.get("alibi_slopes")
     if slopes is not None and slopes.requires_grad:
         raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")
@@ -178,7 +178,7 @@ class Attention(Function):
 
 
 def run_backward(inputs: tuple[Tensor, ...], dlse: Tensor | None, options: dict[str, Any]) -> Any:
-    """The gradients for `inputs`: dout, q, k, v, out and lse. `options` has dlse, too, if there is one."""
+    """(dq, dk, dv, dbias, dsink). `inputs`: dout, q, k, v, out and lse. `options` contains dlse, if given."""
     if torch.compiler.is_compiling():  # by compiled autograd
         return torch.ops.libflash.attention_backward.default(*inputs, **options)
     dout, q, k, v, _, _ = inputs

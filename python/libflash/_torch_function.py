@@ -14,5 +14,5 @@ class Function(_SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
-        """Compiled autograd asks for it. What backward reads from ctx it guards itself."""
+        """Compiled autograd asks for this key. It guards by itself what backward reads from ctx."""
         return (ctx._autograd_function_id,)

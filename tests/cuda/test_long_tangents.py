@@ -1,4 +1,4 @@
-"""Tangents of sequences whose scores fit no memory: correct in some rows, in memory linear in the length."""
+"""Tangents of long sequences: correct in some rows, in memory linear in the length."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 from gpu_memory import growth  # noqa: E402  (needs torch)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LENGTH = 32768 if DEVICE == "cuda" else 700  # the most keys that float16 kernels take
-# Not rows of a few keys, where dout . out from a rounded out may be wrong by as much as the gradient is large.
+LENGTH = 32768 if DEVICE == "cuda" else 700  # the most keys that the tangent kernels for float16 take
+# No rows with a few keys but one: there the rounding of out can change dout . out by as much as the gradient.
 ROWS = [0, LENGTH // 3, LENGTH // 2 + 5, LENGTH - 2, LENGTH - 1]
 HEADS = 2
 

@@ -3,21 +3,24 @@
     python tests/evidence/collect.py                         everything, where the time suffices
     python tests/evidence/collect.py --quick                 a smaller set; the file says so, and CI does not accept it
     python tests/evidence/collect.py --only sanitizer        that stage again, into the existing file
-    python tests/evidence/collect.py --out DIR_OR_FILE       another file; with --only, other stages are kept from it or from the
-    repository's
-    python tests/evidence/collect.py --racecheck-build DIR   racecheck sees the library of that folder
+    python tests/evidence/collect.py --out DIR_OR_FILE       another file; with --only, other stages are kept from it or from
+                                                             the repository's
+    python tests/evidence/collect.py --racecheck-build DIR   racecheck runs the library in DIR
 
 libflash must be installed, built from these sources with all kernels of kernels.table. DIR has a build of the same sources for
 racecheck (libflash/cuda/sm90/pipeline.cuh says why):
 
     pip install --no-deps --target DIR . -C cmake.define.LIBFLASH_RACECHECK=ON
 
-Each stage has its time limit; one that fails is recorded and the next one runs. One GPU takes longer than all stages may take
-together: call it twice, --only tests repeats sanitizer, then --only benchmark decode shapes accuracy. The lanes of CHECKS share
-a GPU and run at the same time; with four GPUs the tests have two of them. The stages of TIMED have a GPU to themselves: the
-second one at the same time as the others, or, with one GPU, the same one after all others. Two GPUs take longer than TOTAL, too:
-first --only tests benchmark decode shapes accuracy, then --only sanitizer repeats. The stages that need several GPUs are the last
-ones; call it once more for each of them. The exit code is 0 if every
+Each stage has its time limit; one that fails is recorded and the next one runs. A call may take TOTAL seconds, fewer than all
+stages need:
+
+    one GPU        --only tests repeats sanitizer, then --only benchmark decode shapes accuracy
+    two GPUs       --only tests benchmark decode shapes accuracy, then --only sanitizer repeats
+    several GPUs   also once for each of the stages that need them: context, context_all
+
+The lanes of CHECKS share a GPU and run at the same time; with four GPUs the tests have two of them. The stages of TIMED have a
+GPU to themselves: the second one, beside the others, or with one GPU the same one, after all others. The exit code is 0 if every
 stage that ran passed. Logs go to build/evidence.
 """
 
@@ -163,7 +166,7 @@ def tests_verdict(codes: list[int | None], data: dict) -> tuple[str, str, dict]:
 
 
 def by_json(name: str, program: pathlib.Path, run: Run, *arguments: str, **environment: str) -> tuple[str, str, dict]:
-    """A stage that runs a program, which writes its result as JSON to the file of its last argument."""
+    """A stage that runs a program, which writes its result as JSON to the file named after its arguments."""
     return by_command(name, [str(program), *arguments], run, *["--quick"] * run.quick, **environment)
 
 

@@ -1,11 +1,11 @@
-// Combine where there are many rows with few splits (combine_splits.cuh): each warp computes a row, with the same bits.
+// Combine for rows with few splits: each warp computes a row, with the same bits as combine_splits.cuh.
 #pragma once
 
 #include "cuda/attention/combine_splits.cuh"
 
 namespace libflash::cuda {
 
-// One row. The splits are those that one warp of a thread block would add up.
+// One row of at most kSplits splits, as many as one warp of CombineSplits adds up.
 template <class T, int kHeadDim, class Out>
 struct CombineFewSplits {
     using Row = CombineSplits<T, kHeadDim, Out>;
@@ -15,7 +15,7 @@ struct CombineFewSplits {
     float2 loaded[kSplits][kPairs];
     float lse;  // of split number `lane`
 
-    // Loads. The row need not be one of a sequence.
+    // Loads the partial results. The row may belong to no sequence.
     __device__ __forceinline__ CombineFewSplits(const DecodeParams& params, int64_t partial_row) : row(params, partial_row) {
         lse = row.lse_of(row.lane);
 #pragma unroll
@@ -26,7 +26,7 @@ struct CombineFewSplits {
                 loaded[i][c] = i < params.splits ? *reinterpret_cast<const float2*>(from) : float2{};
             }
     }
-    // Stores. The sums are added in the order of CombineSplits::run(): first those of a warp there.
+    // Adds in the order of CombineSplits::run(), the sums of its warps and then these, and stores.
     __device__ __forceinline__ void finish(int batch, int out_row, int head) {
         const DecodeParams& params = row.params;
         const float all = row.all_ranges(lse);

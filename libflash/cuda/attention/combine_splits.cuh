@@ -1,6 +1,7 @@
 // Combine, the last kernel of decode: one result from the partial results of the splits (each divided by its own row sum) and
-// their LSE. One thread block computes one output row (combine_few_splits.cuh: one warp does). Splits without keys do not
-// contribute; if only one split has keys, the result has the same bits as without splits.
+// their LSE. A thread block (combine_few_splits.cuh: a warp) computes one output row or, with long chunks, all rows of a head of
+// a sequence. Splits without keys do not contribute. If only one split has keys, the result has the same bits as without splits;
+// on sm90 with a sink it may be rounded differently.
 #pragma once
 
 #include "cuda/attention/combine_warps.h"
@@ -66,11 +67,11 @@ __device__ __forceinline__ void store_pair(const DecodeParams& p, int batch, int
 }
 
 // Splits are processed in groups of 32: lane n of every warp computes the weight of split n of the group, and each warp adds up a
-// quarter of the group (an eighth for wide rows). kHeadDim: channels of the values.
+// quarter of the group (an eighth with wide heads). kHeadDim: channels of the values.
 // Out: the type of the results, T or float.
 template <class T, int kHeadDim, class Out = T>
 struct CombineSplits {
-    // For small code, wide rows decide the type of the results at run time and do not load groups ahead.
+    // To keep the code small, wide heads decide the type of the results at run time and do not load groups ahead.
     static constexpr bool kWide = kHeadDim > 256;
     static constexpr int kWarps = combine_warps(kHeadDim), kThreads = kWarps * 32;
     static constexpr int kPairs = kHeadDim / 64;             // channel pairs per lane
@@ -80,7 +81,7 @@ struct CombineSplits {
     const float *lse, *out;  // of the first split of the row
     const int lane, warp;
     using Loaded = float2[kShare][kPairs];
-    Loaded even, odd;  // of the current group and the next group
+    Loaded even, odd;  // of groups with even and odd numbers
     float2 sums[kPairs];
 
     __device__ __forceinline__ CombineSplits(const DecodeParams& p, int64_t row)
@@ -117,7 +118,7 @@ struct CombineSplits {
         }
     }
 
-    // The weight of a split. `all`: LSE of all splits; `weight`: what the sink leaves of them.
+    // The weight of a split. `all`: LSE of all splits; `weight`: the factor of the sink.
     __device__ __forceinline__ static float factor_of(float range_lse, float all, float weight) {
         return range_lse == -INFINITY ? 0.0f : exp2_approx(range_lse - all) * weight;
     }
@@ -203,7 +204,8 @@ struct CombinedRows {
         return {batch, head_k * p.group_size + packed - row * p.group_size, count, row, index, 0};
     }
 
-    // If the prefill kernel takes long chunks: all rows of a sequence, if the decode kernels compute it.
+    // If the prefill kernel takes long chunks: all rows of a sequence, if the decode kernels compute it. kTileRows: of a tile
+    // whose warps share the keys, 16 for each warp, as many as its keys.
     template <int kTileRows>
     __device__ __forceinline__ static CombinedRows sequence(const DecodeParams& p) {
         const int head_index = divide(blockIdx.x, p.by_group), batch = divide(head_index, p.by_heads);
@@ -225,7 +227,7 @@ struct CombinedRows {
         return row;
     }
 
-    // Whether the first row is one of a sequence. With packed rows, others are not written. All lanes of a warp ask for one row.
+    // Whether the first row is one of a sequence. Packed rows of no sequence are not written. The lanes of a warp have one row.
     __device__ __forceinline__ bool is_of_sequence(const DecodeParams& p) const {
         return !p.ragged.queries.cu || RaggedRow::of_warp(p.ragged.queries, p.batch, first).batch >= 0;
     }

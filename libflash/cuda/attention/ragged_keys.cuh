@@ -56,7 +56,7 @@ private:
     }
 };
 
-// Keys of a sequence, with the new keys. kShards: the cache may have a shard of the keys.
+// The number of keys of a sequence, with the new keys. kShards: the cache may have a shard of the keys.
 template <bool kShards = true>
 __device__ __forceinline__ KeyCount ragged_key_count(const DecodeParams& p, int batch) {
     const int news = SequenceRows::of(p.ragged.news, batch).owned;
@@ -226,7 +226,7 @@ private:
             const VisibleRange own = range(bits, row);
             begin = min(begin, own.begin);
             plain = max(plain, own.begin);
-            // From its first gap on, a row need not see the keys of its range.
+            // From the first possible gap on, a row may not see every key of its range.
             const int first_gap = min(position(row) + params.ragged.right + 1, shift);
             plain_end = min(plain_end, min(own.end, shard_row(first_gap)));
         }

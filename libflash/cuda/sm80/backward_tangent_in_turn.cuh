@@ -23,7 +23,8 @@ struct BackwardTangentInTurn {
 
     __device__ __forceinline__ bool has(int i) const { return body.tensor(!body.transposed(), i).data; }
 
-    // Loads tensor number `i` of the columns. with_rows: also the two tensors of the rows from number `i` on, and the statistics.
+    // Loads tensor number `i` of the columns. with_rows: also the two tensors of the rows from number `i` on and, if
+    // transposed(), the statistics.
     __device__ __forceinline__ void load(int i, bool with_rows, int head, int tile) const {
         const bool transposed = body.transposed();
         const int first = tile * Body::kBlockCols;

@@ -42,7 +42,7 @@ struct ForwardTangentInTurn {
         body.add_scores(body.s, 0, Body::kKeysAt);
         if (body.params.tq.data) body.add_scores(body.ts, Body::kTangentQAt, Body::kKeysAt);
     }
-    // A step of tout += ts V + s tV. After tV the scores are no longer needed.
+    // A step of tout += ts V + s tV. With tV, s takes the place of ts, which is no longer needed.
     __device__ __forceinline__ void add_values(bool of_tangent) const {
         if (of_tangent) {
 #pragma unroll

@@ -1,5 +1,5 @@
 // Decode for sm_90a: the kernel for values that are the first channels of the keys (MLA), and the launches of this kernel and of
-// the kernel for many rows (decode_rows.cuh). The sm80 kernels append rows and combine splits.
+// the kernel for many rows (decode_rows.cuh). Other kernels append rows and combine splits (attention/).
 //
 // MLA: a few query rows of each sequence, of all query heads that share a key head, against its KV cache. A key tile is loaded
 // once, by TMA, and serves as K and as V.

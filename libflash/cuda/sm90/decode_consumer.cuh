@@ -6,9 +6,10 @@
 //   finishes S, turns it into P,
 //   leaves P in shared memory, and adds its own P V.
 //
-// The channels of K that are still missing are loaded into the memory that P V of an earlier tile releases. So that step must not
-// wait for all of S: each tile would wait for the loads of the next one. While a warpgroup waits or computes P, the tensor cores
-// work for the other one. Both process the tiles in the same order, so that they have the same kept maxima.
+// The channels of K that are still missing are loaded into the memory that P V of an earlier tile releases. So this P V comes
+// before the end of S: otherwise the loads of a tile would wait for all loads of the tile before. While a warpgroup waits or
+// computes P, the tensor cores work for the other one. Both process the tiles in the same order, so that they have the same
+// kept maxima.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"

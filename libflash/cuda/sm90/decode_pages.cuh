@@ -55,7 +55,7 @@ struct DecodePages {
         const int box_units = box_rows / kUnit;
 #pragma unroll
         for (int unit = 0; unit < kUnits; ++unit)
-            if ((unit & (box_units - 1)) == 0)  // a division would take longer than the load
+            if ((unit & (box_units - 1)) == 0)  // a division would take longer than issuing the load
                 load_box<kForPair>(to + unit * kUnit * 128, map, full, column, at.row[unit], at.page[unit]);
     }
 

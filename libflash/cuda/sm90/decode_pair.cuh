@@ -3,8 +3,9 @@
 // (decode_traits.cuh) is loaded by one of them, into the shared memory of both. The keys are those that a row of either thread
 // block sees.
 //
-// A part that this thread block loads is empty when the consumers of both have released it. A part that the other one loads may
-// be announced when the consumers of this one have: the other thread block waits for both before it loads.
+// A part that this thread block loads is empty when the consumers of both have released it. For a part that the
+// other one loads, the bytes may be expected when the consumers of this one have: the other thread block waits for both before it
+// loads.
 #pragma once
 
 #include "cuda/attention/decode_params.h"
@@ -23,7 +24,7 @@ struct DecodePair {
     __device__ __forceinline__ bool loads(int stage, int part) const {
         return !in_pairs || rank() == ((part == Traits::kValueParts ? stage : part) & 1);
     }
-    // Thread blocks whose consumers must release a part before this one announces its next contents.
+    // Thread blocks whose consumers must release a part before this one expects its next bytes.
     __device__ __forceinline__ int readers(int stage, int part) const { return in_pairs && loads(stage, part) ? 2 : 1; }
 };
 

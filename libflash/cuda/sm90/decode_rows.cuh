@@ -1,5 +1,5 @@
 // Decode for sm_90a where many query rows share a key head, up to 128 channels: nodes of trees, several new rows, large groups of
-// heads. The sm80 kernels append rows and combine splits.
+// heads. Other kernels append rows and combine splits (attention/).
 //
 // A thread block has 64 or 128 rows of one sequence, packed from query rows and the heads that share a key head, and one range of
 // keys: a consumer warpgroup for each 64 rows (decode_rows_consumer.cuh) and a producer warp (decode_rows_producer.cuh).
@@ -50,9 +50,9 @@ struct DecodeRowsBlock {
     }
 
 private:
-    // The thread block will read lengths and block table one after the other. Brings them to L2 at once.
+    // Prefetches lengths and block table into L2 at once: the thread block reads them one after the other.
     __device__ __forceinline__ void fetch_lengths() const {
-        constexpr int kLine = 32;  // numbers of 128 bytes
+        constexpr int kLine = 32;  // int32 in 128 bytes
         const DecodeParams& params = context.params;
         const CacheParams& cache = params.cache;
         const int at = kLine * static_cast<int>(threadIdx.x);
@@ -137,7 +137,7 @@ int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaS
                             plan.dependent_launch, params, maps);
 }
 
-// The resources of each instance.
+// Launches the instance of the plan.
 template <class Kernel>
 int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     if (plan.attention.blocks == 0) return cudaSuccess;
@@ -145,6 +145,7 @@ int launch_decode_rows(const DecodePlan& plan, const DecodeParams& params, cudaS
                                                            : launch_decode_rows<Kernel, 1>(plan, params, stream);
 }
 
+// The resources of each instance.
 template <class Kernel>
 constexpr KernelResources resources_of_decode_rows(int instance) {
     using One = DecodeRowsTraits<Kernel, 1>;

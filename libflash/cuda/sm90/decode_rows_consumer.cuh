@@ -1,5 +1,5 @@
 // A consumer warpgroup of the sm_90a decode kernel for many rows. It has 64 rows of the work tile, with Q, P and O in registers,
-// and computes S = Q K^T, the softmax and O += P V for each key tile; O += P V of a tile beside the softmax of the next one.
+// and computes S = Q K^T, the softmax and O += P V for each key tile; O += P V of a tile overlaps the softmax of the next one.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"
@@ -107,7 +107,7 @@ private:
         wgmma_commit();
         return absent;
     }
-    // kLater: products that began later.
+    // kLater: groups of products committed after S.
     template <int kLater>
     __device__ __forceinline__ void finish_scores(State& c, PipelineState<Traits::kStages>& k) const {
         wgmma_wait<kLater>();

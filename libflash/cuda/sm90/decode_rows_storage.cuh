@@ -31,7 +31,7 @@ struct DecodeRowsStorage {
     DecodeWorkTile work_tile;
     int32_t shift;                     // the number of the key on the diagonal of query row 0
     int2 seen[Traits::kBlockM];        // the keys of the split in the range of each row
-    float slope[Traits::kBlockM];      // of ALiBi, in base-2 units; 0: without
+    float slope[Traits::kBlockM];      // of ALiBi, in base-2 units
     uint32_t absent[Traits::kStages];  // units of 16 keys whose page does not exist: a bit for each
 
     // One thread calls it.

@@ -16,7 +16,7 @@ struct DecodeRowsTraits {
     static constexpr int kGroups = kWarpgroups, kGroupRows = 64;
     static constexpr int kBlockM = kGroups * kGroupRows, kBlockN = config.tile_k;
     static_assert(config.tile_q == kGroupRows && kBlockN == 64, "rows of a product; bits of a tree");
-    // After the consumers comes the producer's warpgroup, one warp of which works: the others leave their registers.
+    // The producer warpgroup comes after the consumers. One warp of it loads; all four give up registers.
     static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 128;
     static constexpr int kStages = decode_rows_stages(config, kGroups), kBlocksAtOnce = decode_rows_blocks_at_once(kGroups);
     static constexpr int kProducerRegisters = kGroups == 1 ? 40 : 24, kConsumerRegisters = kGroups == 1 ? 216 : 240;

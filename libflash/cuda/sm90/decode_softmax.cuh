@@ -64,12 +64,13 @@ struct DecodeSoftmax {
         return true;
     }
 
-    // Hides keys that a row does not see, and keys of units whose page does not exist.
+    // Hides keys that a row does not see.
     __device__ __forceinline__ static void mask(Scores& s, const int2* seen, int first_row, int first_col) {
         mask_edge_by_ranges(seen, 0, first_col, [&](const auto& for_row) {
             for_accumulator_rows(s, [&](int, int r, const auto& for_scores) { for_row(first_row + 8 * r, for_scores); });
         });
     }
+    // Hides keys of units whose page does not exist.
     __device__ __forceinline__ static void hide_absent(Scores& s, uint32_t absent) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
