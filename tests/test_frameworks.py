@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -253,6 +255,30 @@ def test_what_traced_arrays_do_not_allow() -> None:
     for text, function in refused.items():
         with pytest.raises((TypeError, ValueError, NotImplementedError), match=text):
             jax.jit(function)(q)
+
+
+@pytest.mark.parametrize("first", ["numpy", "jax"])
+def test_tensors_with_gradients_beside_other_arrays_are_refused(first: str) -> None:
+    """No gradient would be recorded, and `out` would keep a wrong one."""
+    torch = pytest.importorskip("torch")
+    x = np.ones((1, 4, 2, 16), np.float32)
+    q = pytest.importorskip("jax").numpy.asarray(x) if first == "jax" else x
+    lse = np.zeros((1, 2, 4), np.float32)
+    p = torch.ones(1, 4, 2, 16, requires_grad=True)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "k": lambda p: libflash.attention(q, p, x),
+        "out": lambda p: libflash.attention(q, x, x, out=p),
+        "learnable_sink": lambda p: libflash.attention(q, x, x, learnable_sink=p[0, 0, :, 0]),
+        "dout": lambda p: libflash.attention_backward(p, q, x, x, x, lse),
+        "k_cache": lambda p: libflash.decode(q, p, x),
+        r"outs\[1\]": lambda p: libflash.merge([q, p], [lse, lse]),
+    }
+    for name, call in calls.items():
+        with pytest.raises(libflash.InvalidError, match=rf"^{name} is a torch\.Tensor that requires a gradient"):
+            call(p)
+        call(p.detach())
+        with torch.no_grad():
+            call(p)
 
 
 def test_traced_arrays_beside_tensors_with_gradients_are_refused() -> None:

@@ -123,6 +123,16 @@ def test_subclasses_with_behaviour_of_their_own_are_refused_by_name() -> None:
     assert torch.equal(libflash.attention(q.as_subclass(Plain), torch.nn.Parameter(k, False), v), libflash.attention(q, k, v))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize("grad", [False, True])
+def test_nested_tensors_are_refused_by_name(layout: torch.layout, grad: bool) -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(n, 2, 8) for n in (3, 5)], layout=layout, requires_grad=grad)
+    for call in (libflash.attention, libflash.torch.attention):
+        with pytest.raises(TypeError, match=r"^q is a nested tensor; pass packed sequences"):
+            call(nested, nested, nested)
+
+
 @pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
 @pytest.mark.parametrize("call", [libflash.torch.attention])
 def test_causal_bias_of_pytorch(call) -> None:

@@ -23,6 +23,7 @@ cdef struct Call:
     DLExchange *stream_api
     void *last_type      # type of the array that was described last; _sources keeps the type and its _Source alive
     void *last_source    # the _Source of this type
+    bint of_tensors      # the first array is a tensor of PyTorch
     int32_t byte_dtype   # dtype of the elements of uint8 arrays; FLASH_DTYPE_NONE: such arrays are refused
     int operator_depth   # the value in _torch_state.pxi before the call, which is restored at the end
     Held held[HELD_IN_PLACE]
@@ -256,11 +257,15 @@ cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=R
         source = <_Source>call.last_source
     else:
         source = source_of(x, name)
+        if call.last_type == NULL:
+            call.of_tensors = source.torch
         call.last_type, call.last_source = <void *>cls, <void *>source
     if source.subclass:
-        raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__name__}, a subclass of torch.Tensor that gives its memory "
-                        f"a meaning of its own; pass a plain tensor, or use libflash.torch where PyTorch's dispatcher knows it")
+        raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__name__}, a subclass of torch.Tensor with operations of its "
+                        f"own, which libflash would not call; pass a plain tensor: {name}.as_subclass(torch.Tensor)")
     if source.torch:
+        if not call.of_tensors:
+            refuse_gradient(call, x, name)
         x = without_negative_bit(call, x, name, role)
     if source.kind == KIND_EXCHANGE:
         return borrow_by_table(call, source, x, name, out, role)
@@ -269,6 +274,14 @@ cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=R
     if source.kind == KIND_JAX:
         refuse_jax(source, x, name, role)
     return borrow_by_capsule(call, source, x, name, out, role)
+
+
+cdef int refuse_gradient(Call *call, object x, str name) except -1:
+    """Refuse a tensor whose gradient would not be recorded, because the first array of the call is none of PyTorch's."""
+    if call.operator_depth == 0 and requires_grad(x) and is_true(_torch.grad_enabled):
+        raise InvalidError(f"{name} is a torch.Tensor that requires a gradient, and the first array of the call is not a tensor, "
+                           f"so that no gradient would be recorded; pass tensors alone, or {name}.detach()")
+    return 0
 
 
 cdef int refuse_jax(_Source source, object x, str name, Role role) except -1:
@@ -282,11 +295,14 @@ cdef int refuse_jax(_Source source, object x, str name, Role role) except -1:
     return 0
 
 
-cdef int refuse_export(str name) except -1:
+cdef int refuse_export(object x, str name) except -1:
     """Raise the exception that a function of an exchange table has set, with the array's name."""
     try:
         raise_pending()
     except Exception as error:
+        if getattr(x, "is_nested", False):
+            raise TypeError(f"{name} is a nested tensor; pass packed sequences: its values, with the bounds of the sequences as "
+                            "cu_seqlens_q and cu_seqlens_k") from error
         raise TypeError(f"{name} cannot be exported through DLPack: {first_line(error)}") from error
     return 0
 
@@ -296,10 +312,10 @@ cdef int borrow_by_table(Call *call, _Source source, object x, str name, flash_t
     cdef DLManagedVersioned *owned = NULL
     if source.api.dltensor_from_py_object_no_sync != NULL:
         if source.api.dltensor_from_py_object_no_sync(<void *>x, &view) != 0:
-            refuse_export(name)
+            refuse_export(x, name)
     else:
         if source.api.managed_tensor_from_py_object_no_sync(<void *>x, &owned) != 0:
-            refuse_export(name)
+            refuse_export(x, name)
         hold(call, HELD_VERSIONED, owned)
         if role == WRITE and owned.flags & DL_READ_ONLY:
             raise InvalidError(f"{name} is read-only and cannot be written to")

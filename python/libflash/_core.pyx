@@ -157,6 +157,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         Adds -slope * abs(i + seqlen_k - seqlen_q - j) to the scores.
     bias : up to 4 dimensions, aligned to the right with (batch, heads_q, seqlen_q, seqlen_k), each full or 1; float32 or q's type
         Added to the scores.
+        Backward computes the softmax again from lse. Where all scores of a row are near -1e6 or below (a bias of finfo.min), lse
+        cannot hold the sum of their exponentials, and the gradients of that row are wrong: mask with -inf or `mask`.
     mask : bool, shape as bias
         True keeps the key.
     learnable_sink : (heads_q,), float32 or q's type

@@ -106,10 +106,15 @@ def require_tensors(**given: Any) -> None:
 
 
 def require_inputs(**given: Any) -> None:
-    """Refuse None for tensors that every call has."""
+    """Refuse None, for tensors that every call has, and nested tensors."""
     for name, x in given.items():
         if x is None:
             raise TypeError(f"{name} must be a torch.Tensor, not NoneType")
+        if getattr(x, "is_nested", False):
+            raise TypeError(
+                f"{name} is a nested tensor; pass packed sequences: its values, with the bounds of the sequences as cu_seqlens_q "
+                "and cu_seqlens_k"
+            )
 
 
 def constant(x: Any, name: str) -> Any:

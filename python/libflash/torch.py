@@ -90,6 +90,8 @@ def attention(
     out, lse : not allowed if the call records a gradient; not cast under autocast.
     max_logit, entropy : also written if the call records a gradient; not supported inside torch.compile, torch.func and DTensor.
     bias : also torch.nn.attention.bias.causal_upper_left(...) and causal_lower_right(...)
+        Mask with -inf or with `mask`. Gradients of a row whose scores are all near -1e6 or below (finfo.min) are wrong:
+        backward computes the softmax again from lse, which cannot hold the sum of such a row's exponentials.
     Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as
     they are.
 
