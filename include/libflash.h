@@ -38,12 +38,12 @@
  *     rows and keys that share a tile of at most 128 rows and 128 keys with it.
  *   - On CUDA, a row whose scores overflow can change the last bits of the other rows of its tile.
  *   - In backward on CUDA with BFLOAT16, a sum of dq, dk or dv beyond 2^95, before the softmax scale, can overflow.
+ * With BFLOAT16 on processors with AVX-512-BF16, the matrix products treat subnormal numbers as zero.
  *
  * Scores of large magnitude. Backward and the tangents compute the softmax again, as exp(s - lse), with a relative error of about
  * |s| 2^-24 (FLOAT64: |s| 2^-53): about 1e-3 if all scores of a row are near 1e4. In a row masked by a bias of -1e9 or of the
  * smallest finite number, lse cannot hold the sum of the exponentials, and gradients are up to Sk times too large. Mask with
  * `mask` or with -infinity.
- * With BFLOAT16 on processors with AVX-512-BF16, the matrix products treat subnormal numbers as zero.
  *
  * Rules for every function:
  *   - Memory. The caller owns all memory. The library allocates no device memory and prints nothing.

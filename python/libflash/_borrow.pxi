@@ -295,14 +295,18 @@ cdef int refuse_jax(_Source source, object x, str name, Role role) except -1:
     return 0
 
 
+def refuse_nested(x, str name):
+    if getattr(x, "is_nested", False):
+        raise TypeError(f"{name} is a nested tensor; pass packed sequences: its values, with the bounds of the sequences as "
+                        "cu_seqlens_q and cu_seqlens_k")
+
+
 cdef int refuse_export(object x, str name) except -1:
     """Raise the exception that a function of an exchange table has set, with the array's name."""
     try:
         raise_pending()
     except Exception as error:
-        if getattr(x, "is_nested", False):
-            raise TypeError(f"{name} is a nested tensor; pass packed sequences: its values, with the bounds of the sequences as "
-                            "cu_seqlens_q and cu_seqlens_k") from error
+        refuse_nested(x, name)
         raise TypeError(f"{name} cannot be exported through DLPack: {first_line(error)}") from error
     return 0
 

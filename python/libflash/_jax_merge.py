@@ -28,7 +28,7 @@ def merge(outs: Any, lses: Any, *, return_lse: bool = True, layout: str = "bshd"
 def _merge(outs: Any, lses: Any, return_lse: bool, layout: str) -> Array | tuple[Array, Array]:
     one_of(layout, LAYOUTS, "layout")
     if len(outs) != len(lses):
-        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must be as many")
+        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must have the same length")
     if not outs:
         raise InvalidError("outs has 0 arrays; it needs at least 1")
     for i, (out, given) in enumerate(zip(outs, lses, strict=True)):

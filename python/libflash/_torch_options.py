@@ -111,10 +111,7 @@ def require_inputs(**given: Any) -> None:
         if x is None:
             raise TypeError(f"{name} must be a torch.Tensor, not NoneType")
         if getattr(x, "is_nested", False):
-            raise TypeError(
-                f"{name} is a nested tensor; pass packed sequences: its values, with the bounds of the sequences as cu_seqlens_q "
-                "and cu_seqlens_k"
-            )
+            _core.refuse_nested(x, name)
 
 
 def constant(x: Any, name: str) -> Any:
