@@ -184,8 +184,7 @@ typedef struct flash_tensor_t {
  *     lse      (B, Hq, Sq)         (Hq, total_q)
  *
  * The query side and the key side may be dense or packed independently. Hq must be a multiple of Hk; query head h uses key head
- * h / (Hq / Hk). D and Dv are 1 to 512 (decode on the CPU: 576). In decode on CUDA D is 1 to 576 and Dv 1 to 512 with FLOAT16 and
- * BFLOAT16, also over caches of 8-bit codes or with scales, and both are 1 to 256 with FLOAT32.
+ * h / (Hq / Hk). D and Dv are 1 to 512 (decode on the CPU: 576). In decode on CUDA D is 1 to 576 and Dv 1 to 512.
  * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64. Beside 16-bit inputs,
  * out in forward, and each of dq, dk and dv, may be FLOAT32 instead (partial results that are added up later). lse,
  * dlse and delta are FLOAT32 (FLOAT64 with FLOAT64 tensors); lse is a natural logarithm. Sums and the softmax are computed in

@@ -59,6 +59,19 @@ def test_trees(kernel: dict, nodes: tuple[int, ...], heads: tuple[int, int]) -> 
 
 
 @every_kernel_of_many_rows
+def test_a_single_split_with_keys_has_the_bits_of_no_splits(kernel: dict) -> None:
+    """Of three splits the last two have no keys. The sink reduces the results of both calls in the same order."""
+    heads = (32, 2)
+    trees = Trees(DTYPES[kernel["dtype"]], (9, 1, 16), heads, kernel["head_dim"])
+    lengths = torch.tensor([1000, 17, 400], device="cuda", dtype=torch.int32)
+    sink = torch.linspace(-3, 9, heads[0], device="cuda").to(DTYPES[kernel["dtype"]])
+    options = {"kernel": kernel["name"], "learnable_sink": sink}
+    trees.options["cache_seqlens"] = lengths
+    whole, parts = trees.decode(num_splits=1, **options), trees.decode(split_size=1024, **options)
+    assert all(same_bits(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+@every_kernel_of_many_rows
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 65])
 def test_tiles_of_64_and_128_rows_have_the_same_bits(kernel: dict, rows: int) -> None:
     """With a split size: the first sequence alone, and beside long ones, which make the tiles larger."""

@@ -70,6 +70,7 @@ OPTION_CASES_OF_ODD_ROWS = (
     *((1, 3, 0, 0, 1, 2, 0, 0, 0, 0, 0, 1, 7), (3, 4, 0, 0, 1, 0, 2, 1, 0, 0, 1, 0, 16)),
     *((2, 0, 0, 1, 1, 3, 0, 1, 0, 0, 0, 1, 1), (0, 1, 0, 0, 1, 0, 2, 1, 0, 0, 0, 1, 24)),
 )
+SPECIAL_CASES = {"f32-480": OPTION_CASES_OF_SHARED_GROUPS, "f32-333": OPTION_CASES_OF_ODD_ROWS}
 
 
 def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
@@ -114,6 +115,11 @@ OPTION_RUNS = [  # there are no codes beside float32
     *runs({"f16-256-small": decode_options(*DECODE_KERNELS["f16-256-small"])}, lambda _: OPTION_CASES[::2]),
     *runs({"f32-128-small": decode_options(*DECODE_KERNELS["f32-128-small"])}, lambda _: OPTION_CASES_OF_NUMBERS),
     *runs({"bf16-512": decode_options(*WIDE_DECODE_KERNELS["bf16-512"])}, lambda _: OPTION_CASES[::2]),
+    *runs({"f32-512": decode_options(*WIDE_DECODE_KERNELS["f32-512"])}, lambda _: OPTION_CASES_OF_NUMBERS[::2]),
+    *runs(
+        {"f32-576": decode_options("f32_", 576, WIDE_DECODE_KERNELS["f32-512"][2])},
+        lambda _: (*OPTION_CASES_OF_NUMBERS[1::2], *(case for case in OPTION_CASES_OF_MLA if case[0] == 0)),
+    ),
     *runs({"f16-576": decode_options(*WIDE_DECODE_KERNELS["f16-576"])}, lambda _: (*OPTION_CASES[1::2], *OPTION_CASES_OF_MLA)),
     *runs(
         {"bf16-480": decode_options("bf16_", 480, WIDE_DECODE_KERNELS["bf16-512"][2])},
@@ -122,6 +128,10 @@ OPTION_RUNS = [  # there are no codes beside float32
     *runs(
         {"bf16-333": decode_options("bf16_", 333, WIDE_DECODE_KERNELS["bf16-512"][2])},
         lambda _: OPTION_CASES_OF_ODD_ROWS,
+    ),
+    *runs(
+        {f"f32-{n}": decode_options("f32_", n, WIDE_DECODE_KERNELS["f32-512"][2]) for n in (480, 333)},
+        lambda name: [case for case in SPECIAL_CASES[name] if case[0] == 0],
     ),
 ]
 EVERY_CODE_RUNS = runs(

@@ -64,7 +64,10 @@ RAGGED_RUNS = [
         {f"ragged-{name}": decode_ragged(*sizes) for name, sizes in DECODE_KERNELS.items()},
         lambda name: with_no_prefill(RAGGED_CASES if name == "ragged-bf16-64" else RAGGED_CASES[1::2]),
     ),
-    *runs({"ragged-bf16-512": decode_ragged(*WIDE_DECODE_KERNELS["bf16-512"])}, lambda _: with_no_prefill(RAGGED_CASES[1::2])),
+    *runs(
+        {f"ragged-{name}": decode_ragged(*WIDE_DECODE_KERNELS[name]) for name in ("bf16-512", "f32-512")},
+        lambda _: with_no_prefill(RAGGED_CASES[1::2]),
+    ),
     *runs(
         {f"prefill-{name}": decode_with_prefill(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()},
         lambda name: RAGGED_CASES_WITH_PREFILL,

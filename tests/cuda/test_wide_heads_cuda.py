@@ -31,7 +31,7 @@ def wide(operation: str) -> list[Any]:
 
 def test_there_are_kernels() -> None:
     tangents = [(f"{operation}_tangent", TYPES) for operation in ("forward", "backward")]
-    for operation, types in (("forward", TYPES), ("backward", TYPES), ("decode", ("f16", "bf16")), *tangents):
+    for operation, types in (("forward", TYPES), ("backward", TYPES), ("decode", ("f16", "bf16", "f32")), *tangents):
         assert {k["dtype"] for k in kernels(operation) if k["head_dim"] > 256} == set(types)
 
 
@@ -131,14 +131,14 @@ def test_decode(kernel: dict, option: str, dims: tuple[int, int | None]) -> None
 @pytest.mark.parametrize("rope_dim", [0, 64])
 @pytest.mark.parametrize("append", [None, 2])
 @pytest.mark.parametrize("heads", [1, 3, 16, 63, 128])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_values_that_are_channels_of_the_keys(dtype: str, heads: int, append: int | None, rope_dim: int) -> None:
     """MLA: one key head, 576 channels, of which the first 512 are the value."""
     shape: dict[str, Any] = {"heads_q": heads, "heads_k": 1, "head_dim": 576, "seqlen_q": 2, "page_size": 64, **SEVERAL}
     if append:
         shape["append"] = append
     case = CacheCase(DecodeCase(f"mla-{heads}", dtype, **shape), None, "none", rope_dim=rope_dim, head_dim_v=512)
-    sm80 = f"decode_sm80_{'f16' if dtype == 'fp16' else dtype}_d576x512"
+    sm80 = next(k["name"] for k in kernels("decode") if k["head_dim"] == 576 and TYPES[k["dtype"]] == dtype)
     for name, more in ((None, {}), (None, {"num_splits": 3}), (sm80, {})):
         case.check(**run_cache(case, name, **more))
 
@@ -175,6 +175,10 @@ def test_codes(kernel: dict, option: str, codes: tuple[str | None, str, int]) ->
     fields = {"head_dim": 576, "head_dim_v": 512} | DECODE[option]
     base = DecodeCase(f"wide-codes-{option}", TYPES[kernel["dtype"]], **fields)
     case = CacheCase(base, code, scale, group=group or 32)
+    if code and kernel["dtype"] == "f32":
+        with pytest.raises(libflash.UnsupportedError, match="k_cache of 8 bits with float32 q"):
+            run_cache(case, kernel["name"])
+        return
     for more in ({}, {"num_splits": 3}, {"invariant": True}):
         case.check(**run_cache(case, kernel["name"], **more))
 
@@ -262,7 +266,26 @@ def test_a_view_of_the_keys_has_the_bits_of_a_copy(dtype: str) -> None:
     assert all(same_bits(a, b) for a, b in zip(view, copy, strict=True))
 
 
+@pytest.mark.parametrize("kernel", parameters(kernels_of_values_in_keys()))
+def test_a_single_split_with_keys_has_the_bits_of_no_splits(kernel: dict) -> None:
+    """Of several splits only the first has keys. The sink reduces the results of both calls in the same order."""
+    dtype = DTYPES[kernel["dtype"]]
+    q = torch.randn(3, 1, 64, 576, device="cuda", dtype=dtype)
+    k = torch.randn(3, 3000, 1, 576, device="cuda", dtype=dtype)
+    options: dict[str, Any] = {"cache_seqlens": torch.tensor([800, 1, 333], device="cuda", dtype=torch.int32)}
+    options |= {
+        "learnable_sink": torch.linspace(-3, 9, 64, device="cuda").to(dtype),
+        "return_lse": True,
+        "kernel": kernel["name"],
+    }
+    whole, parts = (libflash.decode(q, k, k[..., :512], **options, **some) for some in ({"num_splits": 1}, {"split_size": 1024}))
+    assert all(same_bits(a, b) for a, b in zip(whole, parts, strict=True))
+
+
 def test_what_decode_does_not_know() -> None:
-    q = torch.zeros(1, 16, 2, 320, device="cuda", dtype=torch.float32)
-    with pytest.raises(libflash.UnsupportedError, match="head_dim: must be at most 256 for this kernel"):
-        libflash.decode(q, q, q)
+    for dtype in DTYPES.values():
+        q = torch.zeros(1, 16, 2, 577, device="cuda", dtype=dtype)
+        with pytest.raises(libflash.UnsupportedError, match="head_dim: must be at most 576 for this kernel"):
+            libflash.decode(q, q, q[..., :512])
+        with pytest.raises(libflash.UnsupportedError, match="head_dim_v: must be at most 512 for this kernel"):
+            libflash.decode(q[..., :576], q[..., :576], q[..., :513])

@@ -30,10 +30,17 @@ NAMES = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16}
 EXACT = {"f32": (abi.FLOAT32, "32x16", "16x16"), "f64": (abi.FLOAT64, "16x8", "8x8")}
 
 
-def decode(device: str, expected: dict[str, str], dims: tuple[int, int] = (512, 512), rows: int = 1, **options: Any) -> Case:
+def decode(
+    device: str,
+    expected: dict[str, str],
+    dims: tuple[int, int] = (512, 512),
+    rows: int = 1,
+    dtype: int = abi.BFLOAT16,
+    **options: Any,
+) -> Case:
     """Four sequences, 16 query heads over 2 key heads, 8192 keys."""
-    k, v = tensor(4, 8192, 2, dims[0], address=4 * ADDRESS), tensor(4, 8192, 2, dims[1], address=8 * ADDRESS)
-    return Case(device, "decode", (tensor(4, rows, 16, dims[0]), k, v), options, expected)
+    k, v = (tensor(4, 8192, 2, dims[n], dtype=dtype, address=4 * (n + 1) * ADDRESS) for n in range(2))
+    return Case(device, "decode", (tensor(4, rows, 16, dims[0], dtype=dtype), k, v), options, expected)
 
 
 def forward_cases() -> list[Case]:
@@ -93,6 +100,10 @@ def decode_cases() -> list[Case]:
     codes = kernel("decode_sm80_bf16_d576x512", "8-bit codes, general", "16x16", pipeline="2 stages")
     scale = tensor(2, dtype=abi.FLOAT32)
     cases = [decode(device, wide) for device in GPUS]
+    exact = kernel("decode_sm80_f32_d576x512_small", "general", "16x16", pipeline="1 stage")
+    cases += [decode(device, exact, dims, dtype=abi.FLOAT32) for device in GPUS for dims in ((512, 512), (576, 512), (300, 64))]
+    exact = kernel("decode_sm80_f32_d576x512_small", "scales, general", "16x16")
+    cases.append(decode("L40S", exact, dtype=abi.FLOAT32, k_scale=tensor(2, dtype=abi.FLOAT32)))
     cases += [decode(device, scaled, k_scale=scale) for device in GPUS]
     cases += [
         Case(

@@ -119,7 +119,11 @@ DECODE_KERNELS = {
     "f32-128-small": ("f32_", 128, "16, 32, 2"),
 }
 # Keys of so many channels, values of 512 channels.
-WIDE_DECODE_KERNELS = {"bf16-512": ("bf16_", 512, "16, 16, 2"), "f16-576": ("f16_", 576, "16, 16, 2")}
+WIDE_DECODE_KERNELS = {
+    "bf16-512": ("bf16_", 512, "16, 16, 2"),
+    "f16-576": ("f16_", 576, "16, 16, 2"),
+    "f32-512": ("f32_", 512, "16, 16, 1"),
+}
 DECODE_KERNELS_OF_TWO_HEADS = {"bf16-64": DECODE_KERNELS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
 # Decode for sm_90a, where values are channels of the keys.
 DECODE_KERNELS_SM90 = {"bf16-576": ("bf16_", 576, 512, "64, 64", 2)}

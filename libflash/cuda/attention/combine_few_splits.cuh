@@ -29,7 +29,7 @@ struct CombineFewSplits {
     // Adds in the order of CombineSplits::run(), the sums of its warps and then these, and stores.
     __device__ __forceinline__ void finish(int batch, int out_row, int head) {
         const DecodeParams& params = row.params;
-        const float all = row.all_ranges(lse);
+        const float all = row.lse_of_all(lse);
         const float weight = finish_row(params, batch, out_row, head, all, sink_of<T>(params, batch, head), row.lane == 0);
         const float factor = Row::factor_of(lse, all, weight);
 #pragma unroll
@@ -53,23 +53,16 @@ __global__ void __launch_bounds__(CombineFewSplits<T, Kernel::config.head_dim_v,
     combine_few_splits_kernel(const __grid_constant__ DecodeParams params) {
     using Row = CombineFewSplits<T, Kernel::config.head_dim_v, Out>;
     const int warp = threadIdx.x / 32;
-    const bool of_sequence = params.ragged.most_rows > 0;
+    const bool all_of_sequence = params.ragged.most_rows > 0;
     CombinedRows rows = CombinedRows::one(params, blockIdx.x * Row::kWarps + warp);
     allow_next_kernel();
     wait_for_previous_kernel();
-    if (of_sequence) rows = CombinedRows::sequence<Kernel::config.tile_k>(params);
+    if (all_of_sequence) rows = CombinedRows::sequence<Kernel::config.tile_k>(params);
 #pragma unroll 1
-    for (int i = of_sequence ? warp : 0; i < rows.count; i += Row::kWarps) {
+    for (int i = all_of_sequence ? warp : 0; i < rows.count; i += Row::kWarps) {
         Row row(params, rows.partial_row + i * rows.stride);
-        if (of_sequence || rows.is_of_sequence(params)) row.finish(rows.batch, rows.first + i, rows.head);
+        if (all_of_sequence || rows.is_of_sequence(params)) row.finish(rows.batch, rows.first + i, rows.head);
     }
-}
-
-template <class Kernel, class T, class Out>
-int launch_combine_few_splits(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
-    if (plan.combine.blocks == 0) return cudaSuccess;
-    return launch_dependent(combine_few_splits_kernel<Kernel, T, Out>, plan.combine.blocks, plan.combine.threads,
-                            plan.combine.shared_bytes, stream, plan.dependent_launch, params);
 }
 
 }  // namespace libflash::cuda

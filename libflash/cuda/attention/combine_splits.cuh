@@ -1,7 +1,6 @@
 // Combine, the last kernel of decode: one result from the partial results of the splits (each divided by its own row sum) and
 // their LSE. A thread block (combine_few_splits.cuh: a warp) computes one output row or, with long chunks, all rows of a head of
-// a sequence. Splits without keys do not contribute. If only one split has keys, the result has the same bits as without splits;
-// on sm90 with a sink it may be rounded differently.
+// a sequence. Splits without keys do not contribute. If only one split has keys, the result has the same bits as without splits.
 #pragma once
 
 #include "cuda/attention/combine_warps.h"
@@ -36,14 +35,14 @@ __device__ __forceinline__ float sink_of(const DecodeParams& p, int batch, int h
     return p.sink.data ? head_number<T>(p.sink, batch, head) * kLog2e : -INFINITY;
 }
 
-// The factor by which the sink reduces the result of a row. ranges_lse: the LSE of all splits of the row together (base 2). The
+// The factor by which the sink reduces the result of a row. splits_lse: the LSE of all splits of the row together (base 2). The
 // thread with `writes` stores lse.
-__device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, int row, int head, float ranges_lse, float sink,
+__device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, int row, int head, float splits_lse, float sink,
                                             bool writes) {
-    const float largest = fmaxf(ranges_lse, sink);
+    const float largest = fmaxf(splits_lse, sink);
     float weight = 0.0f, lse = -INFINITY;
-    if (largest != -INFINITY || ranges_lse != ranges_lse) {
-        weight = exp2_approx(ranges_lse - largest);
+    if (largest != -INFINITY || splits_lse != splits_lse) {
+        weight = exp2_approx(splits_lse - largest);
         const float total = weight + exp2_approx(sink - largest);
         weight /= total;
         lse = (largest + __log2f(total)) * kLn2;
@@ -88,17 +87,17 @@ struct CombineSplits {
         : params(p), lse(p.partial_lse + row * p.splits), out(p.partial_out + row * p.splits * kHeadDim), lane(threadIdx.x % 32),
           warp(threadIdx.x / 32), sums{} {}
 
-    __device__ __forceinline__ float lse_of(int range) const { return range < params.splits ? lse[range] : -INFINITY; }
+    __device__ __forceinline__ float lse_of(int split) const { return split < params.splits ? lse[split] : -INFINITY; }
 
     // Also loads splits without keys, whose values are undefined and not used: first waiting for the LSE would take longer.
     __device__ __forceinline__ void load(Loaded& loaded, int group) const {
         if (group >= params.splits) return;
 #pragma unroll
         for (int i = 0; i < kShare; ++i) {
-            const int range = min(group + i * kWarps + warp, params.splits - 1);
+            const int split = min(group + i * kWarps + warp, params.splits - 1);
 #pragma unroll
             for (int c = 0; c < kPairs; ++c)
-                loaded[i][c] = *reinterpret_cast<const float2*>(out + int64_t{range} * kHeadDim + c * 64 + lane * 2);
+                loaded[i][c] = *reinterpret_cast<const float2*>(out + int64_t{split} * kHeadDim + c * 64 + lane * 2);
         }
     }
 
@@ -119,8 +118,8 @@ struct CombineSplits {
     }
 
     // The weight of a split. `all`: LSE of all splits; `weight`: the factor of the sink.
-    __device__ __forceinline__ static float factor_of(float range_lse, float all, float weight) {
-        return range_lse == -INFINITY ? 0.0f : exp2_approx(range_lse - all) * weight;
+    __device__ __forceinline__ static float factor_of(float split_lse, float all, float weight) {
+        return split_lse == -INFINITY ? 0.0f : exp2_approx(split_lse - all) * weight;
     }
 
     __device__ __forceinline__ void store(int batch, int row, int head, int channel, float2 sum) const {
@@ -132,12 +131,12 @@ struct CombineSplits {
     }
 
     // LSE of all splits in base-2 units. `own`: LSE of split number `lane`.
-    __device__ __forceinline__ float all_ranges(float own) const {
+    __device__ __forceinline__ float lse_of_all(float own) const {
         float largest = own;
         bool bad = own != own;
 #pragma unroll 1
-        for (int range = lane + 32; range < params.splits; range += 32) {
-            const float x = lse[range];
+        for (int split = lane + 32; split < params.splits; split += 32) {
+            const float x = lse[split];
             bad |= x != x;
             largest = fmaxf(largest, x);
         }
@@ -147,7 +146,7 @@ struct CombineSplits {
         if (largest == -INFINITY) return largest;
         float sum = exp2_approx(own - largest);
 #pragma unroll 1
-        for (int range = lane + 32; range < params.splits; range += 32) sum += exp2_approx(lse[range] - largest);
+        for (int split = lane + 32; split < params.splits; split += 32) sum += exp2_approx(lse[split] - largest);
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         return largest + __log2f(sum);
@@ -157,14 +156,14 @@ struct CombineSplits {
         const float own = lse_of(lane);
         load(even, 0);
         if constexpr (!kWide) load(odd, 32);
-        const float all = all_ranges(own);
+        const float all = lse_of_all(own);
         const float weight = finish_row(params, batch, row, head, all, sink_of<T>(params, batch, head), threadIdx.x == 0);
         if constexpr (kWide) {
-            float range_lse = own;
+            float split_lse = own;
 #pragma unroll 1
             for (int group = 0; group < params.splits; group += 32) {
-                if (group > 0) load(even, group), range_lse = lse_of(group + lane);
-                add(even, factor_of(range_lse, all, weight));
+                if (group > 0) load(even, group), split_lse = lse_of(group + lane);
+                add(even, factor_of(split_lse, all, weight));
             }
         } else {
             add(even, factor_of(own, all, weight));
@@ -251,18 +250,18 @@ __global__ void __launch_bounds__(CombineSplits<T, Kernel::config.head_dim_v, Ou
     }
 }
 
-template <class Kernel, class T, class Out>
-int launch_combine_to(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
+template <class Combine>
+int launch_combine_kernel(Combine kernel, const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     if (plan.combine.blocks == 0) return cudaSuccess;
-    return launch_dependent(combine_kernel<Kernel, T, Out>, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes,
-                            stream, plan.dependent_launch, params);
+    return launch_dependent(kernel, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes, stream,
+                            plan.dependent_launch, params);
 }
 
 template <class Kernel, class T>
 int launch_combine(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     using Float = std::conditional_t<CombineSplits<T, Kernel::config.head_dim_v>::kWide, T, float>;
-    return params.out_is_float ? launch_combine_to<Kernel, T, Float>(plan, params, stream)
-                               : launch_combine_to<Kernel, T, T>(plan, params, stream);
+    return launch_combine_kernel(params.out_is_float ? combine_kernel<Kernel, T, Float> : combine_kernel<Kernel, T, T>, plan,
+                                 params, stream);
 }
 
 }  // namespace libflash::cuda

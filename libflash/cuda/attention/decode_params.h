@@ -118,7 +118,7 @@ struct DecodeParams {
 enum class DecodeStorage { plain, scaled, codes };
 
 // Stages of the instances for rare options, whose scales take more memory.
-constexpr int kGeneralDecodeStages = 2;
+constexpr int general_decode_stages(int stages) { return stages < 2 ? stages : 2; }
 // The most channels of k_rope_cache with a cache of codes: the stages for codes have memory for this many.
 constexpr int most_rope_channels(int head_dim) { return head_dim / 4; }
 
@@ -148,10 +148,13 @@ constexpr int decode_code_stages(int head_dim, int stages, bool shares_keys) {
 constexpr int decode_stages_after_prefix(int stages) { return stages > 2 ? stages - 1 : stages; }
 constexpr int kDecodeThreads = 256, kDecodeThreadsOfCodes = 384;  // per multiprocessor: there are enough registers
 
+// With one stage, keys and values are loaded in turn into the same shared memory.
+constexpr bool decode_loads_in_turn(int stages) { return stages == 1; }
+
 // `tile_k`: keys of a tile, over all its heads; `tile_rows`: query rows of a thread block.
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, int tile_rows) {
-    const int row = head_dim * element_bytes, warps = tile_k / kDecodeSlab;
-    return stages * 2 * tile_k * row + tile_rows * row + stages * warps * (1 + kDecodeSlab) * 4;
+    const int row = head_dim * element_bytes, warps = tile_k / kDecodeSlab, slabs = decode_loads_in_turn(stages) ? 1 : 2;
+    return stages * slabs * tile_k * row + tile_rows * row + stages * warps * (1 + kDecodeSlab) * 4;
 }
 
 // As decode_shared_bytes(), for codes that become operands in registers.

@@ -209,11 +209,11 @@ private:
 
     __device__ __forceinline__ VisibleRange range_of_numbers(const TreeBits& bits, int row) const {
         const RaggedParams& ragged = params.ragged;
-        const bool of_tree = ragged.tree.data && bits.rows == 0;  // a sequence without bits is causal
-        if (!has_gaps(bits)) return clipped(row + shift - params.left, row + shift + (of_tree ? 0 : params.right) + 1);
+        const bool without_bits = ragged.tree.data && bits.rows == 0;  // such a sequence is causal
+        if (!has_gaps(bits)) return clipped(row + shift - params.left, row + shift + (without_bits ? 0 : params.right) + 1);
         const int at = position(row);
         const VisibleRange earlier = clipped(at - ragged.left, min(at + ragged.right + 1, shift));
-        const int end = of_tree || (ragged.causal && bits.rows == 0) ? row + shift + 1 : length;
+        const int end = without_bits || (ragged.causal && bits.rows == 0) ? row + shift + 1 : length;
         return clipped(earlier.begin < earlier.end ? earlier.begin : shift, end);
     }
     __device__ __forceinline__ VisibleRange clipped(int begin, int end) const {

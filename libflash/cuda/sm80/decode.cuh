@@ -22,9 +22,9 @@
 
 namespace libflash::cuda::sm80 {
 
-// The most shared memory of a thread block. Kernels with two stages, or for at most 64 channels, must fit GPUs with 99 KB.
+// The most shared memory of a thread block. Kernels with up to two stages, or for at most 64 channels, must fit GPUs with 99 KB.
 constexpr int most_shared_bytes(const KernelConfig& config) {
-    return (config.stages == 2 || config.head_dim <= 64 ? 99 : 227) * 1024;
+    return (config.stages <= 2 || config.head_dim <= 64 ? 99 : 227) * 1024;
 }
 
 // Which keys a warp works on. own...: those that it loaded, with one or two key heads per thread block; shared: all keys of the
@@ -73,7 +73,7 @@ struct RaggedInstance {
     static constexpr KernelConfig config = Kernel::config;
     static constexpr bool kCodes = kStorage == DecodeStorage::codes, kHasRareOptions = kRows == DecodeRows::general;
     static constexpr int stages(bool shares_keys) {
-        if (kHasRareOptions) return kGeneralDecodeStages;
+        if (kHasRareOptions) return general_decode_stages(config.stages);
         return kCodes ? decode_code_stages(config.head_dim, config.stages, shares_keys) : config.stages;
     }
     template <bool kSharesKeys>

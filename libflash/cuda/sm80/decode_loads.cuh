@@ -47,18 +47,27 @@ struct DecodeLoads {
         }
     }
 
-    // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros. The first 16 lanes
-    // compute the address of a key each, the other lanes that of a value. `location`: of key `lane`, in the first 16 lanes.
-    // `consecutive`: keys that exist are consecutive rows of the cache, and can be read 16 bytes at a time.
+    // Starts the loads of this warp's 16 keys and values of a tile; with kLoadsInTurn of the keys alone. Keys that do not exist
+    // become zeros. `location`: of key `lane`, in the first 16 lanes. `consecutive`: keys that exist are consecutive rows of the
+    // cache, and can be read 16 bytes at a time.
     __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location, bool consecutive = false) {
-        const CacheParams& cache = body.params.cache;
-        const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(cache.pages);
+        const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(body.params.cache.pages);
         const uint32_t all = __ballot_sync(0xffffffffu, exists);
         if (body.lane == 0 && body.part() == 0) body.existing(stage, body.warp) = all;
         if constexpr (Body::kHasFewRows) {
             if (all == (1u << kDecodeSlab) - 1 && consecutive) return load_consecutive_keys(head_k, stage, location);
         }
-        const RowsParams& rows = body.lane < kDecodeSlab ? cache.k : cache.v;
+        load_rows<true, !Body::kLoadsInTurn>(head_k, stage, location, all);
+        if constexpr (Body::kHasRareOptions) {
+            if (body.params.rope.channels > 0) load_rope(head_k, stage, location, all);
+        }
+    }
+
+    // Starts the loads of the warp's keys, of its values, or of both. The first 16 lanes compute the address of a key each, the
+    // other lanes that of a value. Bit i of `all`: key i exists.
+    template <bool kKeys, bool kValues>
+    __device__ __forceinline__ void load_rows(int head_k, int stage, const KeyLocation& location, uint32_t all) {
+        const RowsParams& rows = body.lane < kDecodeSlab ? body.params.cache.k : body.params.cache.v;
         const int64_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
         const int64_t at = __shfl_sync(0xffffffffu, location.row, body.lane % kDecodeSlab);
         const auto own = reinterpret_cast<uintptr_t>(static_cast<const Stored*>(rows.data) + page * rows.batch + at * rows.row +
@@ -71,9 +80,9 @@ struct DecodeLoads {
 #pragma unroll
             for (int chunk = body.lane % kLanesPerRow; chunk < kStoredChunks; chunk += kLanesPerRow) {
                 const int first = chunk * kStoredValues, offset = Body::stored_offset(row, chunk);
-                if (has_key_chunk(first))
+                if (kKeys && has_key_chunk(first))
                     copy(body.stored_keys(stage, body.warp) + offset, k + first, there ? key_channels() - first : 0);
-                if (has_value_chunk(first))
+                if (kValues && has_value_chunk(first))
                     copy(body.stored_values(stage, body.warp) + offset, v + first, there ? body.params.head_dim_v - first : 0);
             }
         };
@@ -86,9 +95,6 @@ struct DecodeLoads {
 #pragma unroll 1
             for (int step = body.part(); step < kDecodeSlab / kRowsAtOnce; step += Body::kParts)
                 copy_rows(step, copy_slowly<Stored>);
-        }
-        if constexpr (Body::kHasRareOptions) {
-            if (body.params.rope.channels > 0) load_rope(head_k, stage, location, all);
         }
     }
 

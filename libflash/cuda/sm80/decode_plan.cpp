@@ -90,7 +90,7 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;
     plan.query_tiles = prefixes ? 1 : std::max<int64_t>(1, sizes.query_tiles());
-    plan.stages = general && !plan.invariant ? kGeneralDecodeStages
+    plan.stages = general && !plan.invariant ? general_decode_stages(config.stages)
                   : prefixes                 ? decode_stages_after_prefix(config.stages)
                   : codes                    ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys())
                                              : config.stages;

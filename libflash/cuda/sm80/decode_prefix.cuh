@@ -37,7 +37,8 @@ struct DecodePrefix {
     using Products = DecodeProducts<T, kHeadDim>;
     using Slab = typename Products::template Tile<kDecodeSlab>;
     static constexpr int kChannels = kHeadDim, kValueChannels = kHeadDim, kHeadsOfBlock = 1, kParts = 1, kQueryRows = kDecodeSlab;
-    static constexpr bool kHasRareOptions = false, kCodes = false, kMayBeInKeys = false, kHasFewRows = false;
+    static constexpr bool kHasRareOptions = false, kCodes = false, kMayBeInKeys = false, kLoadsInTurn = false,
+                          kHasFewRows = false;
     static constexpr int kWarps = kPrefixWarps, kThreads = kWarps * 32, kTileRows = kPrefixRows;
     static constexpr int kChunkValues = 16 / sizeof(T);
     static constexpr int kTileK = kWarps * kClasses * kDecodeSlab;  // of all classes; a stage has the keys of one class

@@ -181,8 +181,10 @@ struct DecodeProducts {
 };
 
 // float32: fused multiply-adds, in full precision. With few rows memory bandwidth still limits the speed.
-template <int kHeadDim>
-struct DecodeProducts<float, kHeadDim, kHeadDim, 1> {
+template <int kHeadDim, int kValueDim, int kParts>
+struct DecodeProducts<float, kHeadDim, kValueDim, kParts> {
+    static constexpr int kBlocks = kValueDim / 8 / kParts;
+    using Sums = float[kBlocks][4];
     template <int kRows>
     using Tile = SharedTile<kRows, 2 * kHeadDim>;
 
@@ -210,7 +212,11 @@ struct DecodeProducts<float, kHeadDim, kHeadDim, 1> {
                 add_dot(s[n][2 + e], high, key);
             }
     }
+    // With wide heads the sums of 32 channels each are added up: a single chain of additions would be less accurate.
     __device__ __forceinline__ void scores(float (&s)[2][4], const char* keys, int lane) {
+        if constexpr (kHeadDim > 256) {
+            return scores_of_groups(s, keys, lane, 2, [](const auto&, int) {});
+        }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -222,29 +228,46 @@ struct DecodeProducts<float, kHeadDim, kHeadDim, 1> {
     template <class Multiply>
     __device__ __forceinline__ void scores_of_groups(float (&s)[2][4], const char* keys, int lane, int steps,
                                                      const Multiply& multiply) {
-        SumOfGroups sum(s, steps);
+        // The groups of wide heads are divided into sums of 16 or 32 channels.
+        const int of_sum = kHeadDim <= 256 ? steps : steps % 2 == 0 ? 2 : 1;
+        SumOfGroups sum(s, of_sum);
+        int group = 0, left = steps;
+        const auto multiply_sum = [&](auto& part, int) {
+            multiply(part, group);
+            left -= of_sum;
+            if (left <= 0) left = steps, ++group;
+        };
 #pragma unroll 1
         for (int chunk = 0; chunk < kHeadDim / 4; ++chunk) {
             add_chunk(sum.part, keys, lane, chunk);
-            if (chunk % 4 == 3) sum.end_step(chunk == kHeadDim / 4 - 1, multiply);
+            if (chunk % 4 == 3) sum.end_step(chunk == kHeadDim / 4 - 1, multiply_sum);
         }
     }
 
-    __device__ __forceinline__ void add_values(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values, int lane,
-                                               int = 0) {
+    // The lane's two values of a key in block n of the warp's part of the channels.
+    static __device__ __forceinline__ float2 value_pair(const char* values, int key, int n, int part, int t) {
+        return *reinterpret_cast<const float2*>(values + Tile<16>::offset(key, 2 * (part * kBlocks + n) + t / 2) + t % 2 * 8);
+    }
+    static constexpr int kUnrolledKeys = kParts > 1 ? 1 : 4;  // unrolled completely, the code of wide heads would be large
+    // The i-th of the lane's four probabilities in row r.
+    static __device__ __forceinline__ float probability(const float (&p)[2][4], int i, int r) {
+        return i < 2 ? (i == 0 ? p[0][2 * r] : p[0][2 * r + 1]) : (i == 2 ? p[1][2 * r] : p[1][2 * r + 1]);
+    }
+
+    __device__ __forceinline__ void add_values(Sums& o, const float (&p)[2][4], const char* values, int lane, int part = 0) {
         const int t = lane % 4;
-#pragma unroll
+#pragma unroll(kUnrolledKeys)
         for (int i = 0; i < 4; ++i) {
             // Order of keys: 0, 2, 4, 6 of the first block, then 1, 3, 5, 7, then the second block. Lane `owner` of the four has
             // the scores.
 #pragma unroll 1
             for (int owner = 0; owner < 4; ++owner) {
                 const int key = i / 2 * 8 + owner * 2 + i % 2, from = (lane & ~3) + owner;
-                const float low = __shfl_sync(0xffffffffu, p[i / 2][i % 2], from);
-                const float high = __shfl_sync(0xffffffffu, p[i / 2][2 + i % 2], from);
+                const float low = __shfl_sync(0xffffffffu, probability(p, i, 0), from);
+                const float high = __shfl_sync(0xffffffffu, probability(p, i, 1), from);
 #pragma unroll
-                for (int n = 0; n < kHeadDim / 8; ++n) {
-                    const float2 v = *reinterpret_cast<const float2*>(values + Tile<16>::offset(key, 2 * n + t / 2) + t % 2 * 8);
+                for (int n = 0; n < kBlocks; ++n) {
+                    const float2 v = value_pair(values, key, n, part, t);
                     o[n][0] = fmaf(low, v.x, o[n][0]);
                     o[n][1] = fmaf(low, v.y, o[n][1]);
                     o[n][2] = fmaf(high, v.x, o[n][2]);
@@ -255,25 +278,25 @@ struct DecodeProducts<float, kHeadDim, kHeadDim, 1> {
     }
 
     template <class Weight>
-    __device__ __forceinline__ void add_values_of_groups(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
-                                                         int lane, int steps, const Weight& weight, int = 0) {
-        const int t = lane % 4;
-#pragma unroll
+    __device__ __forceinline__ void add_values_of_groups(Sums& o, const float (&p)[2][4], const char* values, int lane, int steps,
+                                                         const Weight& weight, int part = 0) {
+        const int t = lane % 4, first_group = part * kBlocks / (2 * steps), passed = part * kBlocks - first_group * 2 * steps;
+#pragma unroll(kUnrolledKeys)
         for (int i = 0; i < 4; ++i) {
 #pragma unroll 1
             for (int owner = 0; owner < 4; ++owner) {
                 const int key = i / 2 * 8 + owner * 2 + i % 2, from = (lane & ~3) + owner;
-                const float low = __shfl_sync(0xffffffffu, p[i / 2][i % 2], from);
-                const float high = __shfl_sync(0xffffffffu, p[i / 2][2 + i % 2], from);
+                const float low = __shfl_sync(0xffffffffu, probability(p, i, 0), from);
+                const float high = __shfl_sync(0xffffffffu, probability(p, i, 1), from);
                 float low_weight = 0.0f, high_weight = 0.0f;
-                int left = 0, group = 0;
+                int left = 0, group = first_group;
 #pragma unroll
-                for (int n = 0; n < kHeadDim / 8; ++n) {
+                for (int n = 0; n < kBlocks; ++n) {
                     if (left-- == 0) {
                         low_weight = low * weight(group, key, 0), high_weight = high * weight(group, key, 1);
-                        left = 2 * steps - 1, ++group;
+                        left = 2 * steps - 1 - (n == 0 ? passed : 0), ++group;
                     }
-                    const float2 v = *reinterpret_cast<const float2*>(values + Tile<16>::offset(key, 2 * n + t / 2) + t % 2 * 8);
+                    const float2 v = value_pair(values, key, n, part, t);
                     o[n][0] = fmaf(low_weight, v.x, o[n][0]);
                     o[n][1] = fmaf(low_weight, v.y, o[n][1]);
                     o[n][2] = fmaf(high_weight, v.x, o[n][2]);

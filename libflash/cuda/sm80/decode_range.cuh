@@ -97,7 +97,11 @@ struct Decode {
     // With codes, channels of k_rope_cache are stored in a separate part of the stage.
     static constexpr int kRopeChannels = most_rope_channels(kHeadDim);
     static constexpr int kRopeBytes = kCodes && kHasRareOptions ? kDecodeSlab * kRopeChannels * static_cast<int>(sizeof(T)) : 0;
-    static constexpr int kStageBytes = kWarps * (2 * kStoredSlabBytes + kRopeBytes);  // K, V, then k_rope_cache
+    // float32 with wide heads: the values of a tile overwrite its keys.
+    static constexpr bool kLoadsInTurn = decode_loads_in_turn(kStages);
+    static_assert(!kLoadsInTurn || (kParts > 1 && !kCodes));
+    static constexpr int kSlabs = kLoadsInTurn ? 1 : 2;
+    static constexpr int kStageBytes = kWarps * (kSlabs * kStoredSlabBytes + kRopeBytes);  // K, V, then k_rope_cache
     static constexpr bool kHasConvertedTile =
         kCodes && !kConvertsInRegisters;  // a converted copy of the tile in use, after the stages
     static constexpr bool kConvertsInTurn = kHasConvertedTile && kParts > 1;  // the values overwrite the keys in the copy
@@ -155,6 +159,7 @@ struct Decode {
     float value_base[kValueBases];                               // with kScales (decode_scales.cuh)
     bool scales_stay;                                            // with few rows: all keys have the same scales
     bool continued = false;                                      // with kContinues: the sums start from those of shared keys
+    KeyLocation location;                                        // with kLoadsInTurn: of the keys in the stage
     // The mask and ALiBi of the lane's rows, set by find_row_rules().
     VisibleRange visible[kLaneRows];
     int diagonal[kLaneRows];
@@ -176,7 +181,9 @@ struct Decode {
     __device__ __forceinline__ char* stored_keys(int stage, int group) const {
         return shared + stage * kStageBytes + group * kStoredSlabBytes;
     }
-    __device__ __forceinline__ char* stored_values(int stage, int group) const { return stored_keys(stage, kWarps + group); }
+    __device__ __forceinline__ char* stored_values(int stage, int group) const {
+        return stored_keys(stage, kLoadsInTurn ? group : kWarps + group);
+    }
     __device__ __forceinline__ char* stored_rope(int stage, int group) const {
         return stored_keys(stage, 2 * kWarps) + group * kRopeBytes;
     }
@@ -186,7 +193,8 @@ struct Decode {
     // Values that are channels of the keys are not loaded again.
     static constexpr bool kMayBeInKeys = kParts > 1;
     __device__ __forceinline__ char* values(int stage, int group) const {
-        return keys(stage, kConvertsInTurn || (kMayBeInKeys && params.values_in_keys) ? group : kWarps + group);
+        const bool same_slab = kConvertsInTurn || kLoadsInTurn || (kMayBeInKeys && params.values_in_keys);
+        return keys(stage, same_slab ? group : kWarps + group);
     }
     // The byte offset of a 16-byte chunk of a row in a stage. For codes that are converted through shared memory, the two halves
     // of each 128 bytes of an odd row are exchanged, so that its chunks are in other banks than those of an even row. With 64 and
@@ -406,11 +414,21 @@ struct Decode {
             row_sum[r] += score;
         });
         if constexpr (kConvertsInTurn) Codes{*this}.convert_values(stage);
+        if constexpr (kLoadsInTurn) load_values(stage, exist);
         if constexpr (kScales) {
             Scales{*this}.add_scaled_values(stage, group);
         } else {
             add_values(stage, group);
         }
+    }
+    // With kLoadsInTurn: loads the values in the place of the keys, when the scores have been computed.
+    __device__ __forceinline__ void load_values(int stage, uint32_t exist) {
+        if (params.values_in_keys) return;
+        synchronize();
+        Loads{*this}.template load_rows<false, true>(own_head(), stage, location, exist);
+        cp_async_commit();
+        cp_async_wait<0>();
+        synchronize();
     }
     __device__ __forceinline__ void multiply_keys(int stage, int group) {
         if constexpr (kConvertsInRegisters) {
@@ -452,10 +470,11 @@ struct Decode {
 
     // Waits until the oldest of `stages` tiles has arrived, including the parts that other threads loaded.
     static __device__ __forceinline__ void wait_for_oldest(int stages) {
+        constexpr int kFewer = kStages > 1 ? kStages - 1 : 1;  // a pipeline of one stage uses it
         if (stages == kStages) {
             cp_async_wait<kStages - 1>();
         } else {
-            cp_async_wait<kStages - 2>();
+            cp_async_wait<kFewer - 1>();
         }
         synchronize();
     }
@@ -523,6 +542,7 @@ struct Decode {
                 const KeyLocation location =
                     has_pages ? pages.look_up<kTileK>(locations, range, (loading - begin) / kTileK, loading + own_keys(), lane)
                               : lookup.look_up(stage, loading);
+                if constexpr (kLoadsInTurn) this->location = location;
                 Loads{*this}.load_keys(own_head(), stage, location, kFewRows && !has_table && params.vector_kv);
                 if constexpr (kScales) {
                     if (first < begin || !kFewRows || !scales_stay)

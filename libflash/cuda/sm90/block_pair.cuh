@@ -13,14 +13,9 @@
 
 namespace libflash::cuda::sm90 {
 
-// The rank of this thread block in its pair; 0 without pairs.
-__device__ __forceinline__ int rank_of_pair(const PrefillParams& params) {
-    return static_cast<int>(blockIdx.x) & params.in_pairs;
-}
-
 // The query head of this thread block, from the number of the head, or of the pair of heads.
 __device__ __forceinline__ int head_of_pair(const PrefillParams& params, int number) {
-    return (number << params.in_pairs) + rank_of_pair(params);
+    return (number << params.in_pairs) + rank_of_pair(params.in_pairs);
 }
 
 // The next unit of the dynamic schedule: the first thread block takes it from the counter, and tells the second one by `next`,

@@ -5,6 +5,9 @@
 
 namespace libflash::cuda::sm90 {
 
+// The rank of this thread block in its pair; 0 without pairs. `in_pairs`: 1 or 0.
+__device__ __forceinline__ int rank_of_pair(int in_pairs) { return static_cast<int>(blockIdx.x) & in_pairs; }
+
 constexpr uint32_t kBothOfPair = 3;  // for tma_load_to(): a bit for each rank
 
 // In a cluster, the high bits of a shared memory address are the rank of the thread block. In a wgmma descriptor they would

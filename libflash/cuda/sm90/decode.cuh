@@ -147,9 +147,9 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
         error = sm90::launch_decode_rows<Kernel>(plan, params, cuda_stream);
         if (error != cudaSuccess) return error;
         // The results have the type of the queries.
-        const bool few_splits = plan.splits <= CombineFewSplits<T, Kernel::config.head_dim_v, T>::kSplits;
-        return few_splits ? launch_combine_few_splits<Kernel, T, T>(plan, params, cuda_stream)
-                          : launch_combine_to<Kernel, T, T>(plan, params, cuda_stream);
+        const bool few_splits = are_few_splits(plan.splits, Kernel::config.head_dim_v);
+        return launch_combine_kernel(few_splits ? combine_few_splits_kernel<Kernel, T, T> : combine_kernel<Kernel, T, T>, plan,
+                                     params, cuda_stream);
     }
 }
 

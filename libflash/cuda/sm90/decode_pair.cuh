@@ -18,14 +18,14 @@ struct DecodePair {
     int in_pairs;  // 1 or 0
 
     __device__ __forceinline__ explicit DecodePair(const DecodeParams& params) : in_pairs(params.in_pairs) {}
-    __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) & in_pairs; }
+    __device__ __forceinline__ int rank() const { return rank_of_pair(in_pairs); }
     __device__ __forceinline__ int other() const { return rank() ^ 1; }
     // Whether this thread block loads the part. Both load about the same number of bytes.
     __device__ __forceinline__ bool loads(int stage, int part) const {
         return !in_pairs || rank() == ((part == Traits::kValueParts ? stage : part) & 1);
     }
-    // Thread blocks whose consumers must release a part before this one expects its next bytes.
-    __device__ __forceinline__ int readers(int stage, int part) const { return in_pairs && loads(stage, part) ? 2 : 1; }
+    // Whether the consumers of both thread blocks must release a part before this one expects its next bytes.
+    __device__ __forceinline__ bool both_release(int stage, int part) const { return in_pairs && loads(stage, part); }
 };
 
 }  // namespace libflash::cuda::sm90

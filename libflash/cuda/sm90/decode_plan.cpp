@@ -56,7 +56,7 @@ DecodePlan plan_many_rows(const Kernel& kernel, const DecodeProblem& problem, co
     DecodePlan plan = make_plan(kernel, sizes, warpgroups == 2 ? kDecodeOf128Rows : kDecodeOf64Rows, prefill, !all_long);
     plan.stages = decode_rows_stages(config, warpgroups);
     // combine_few_splits.cuh: a warp for each row.
-    if (plan.splits <= splits_of_warp(config.head_dim_v) && plan.short_tiles == 0)
+    if (are_few_splits(plan.splits, config.head_dim_v) && plan.short_tiles == 0)
         plan.combine.blocks = ceil_div(plan.combine.blocks, combine_warps(config.head_dim_v));
     return plan;
 }

@@ -33,8 +33,8 @@ struct DecodeResults {
                 if (exists) store_floats(params.partial_out + range * Traits::kHeadDimV, o, r, inverse);
             } else {
                 const DecodeOutputRow out(params, rows, exists ? row(r) : 0);
-                const float factor = inverse * out.template finish<T>(params, lse, writes);
-                store_rounded(exists ? out.template address<T>(params) : nullptr, o, r, factor);
+                const float of_sink = out.template finish<T>(params, lse, writes);
+                store_rounded(exists ? out.template address<T>(params) : nullptr, o, r, inverse, of_sink);
             }
         }
     }
@@ -51,14 +51,15 @@ private:
         }
     }
     // Stores sixteen bytes at a time: the four lanes of a row exchange their pairs. `to`: nullptr if the row does not exist.
-    __device__ __forceinline__ void store_rounded(T* to, const Sums& o, int r, float factor) const {
+    // The two factors are applied one after the other, as with splits, so that the bits are the same.
+    __device__ __forceinline__ void store_rounded(T* to, const Sums& o, int r, float inverse, float of_sink) const {
 #pragma unroll
         for (int n = 0; n < kPieces * kBlocks; n += 4) {
             uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float* const pair = o[n / kBlocks] + (n % kBlocks + i) * 4 + 2 * r;
-                words[i] = pack_pair(pair[0] * factor, pair[1] * factor, T());
+                words[i] = pack_pair(pair[0] * inverse * of_sink, pair[1] * inverse * of_sink, T());
             }
             transpose_quad(words, lane);
             if (to)

@@ -35,8 +35,8 @@ struct DecodeRowsResults {
                 if (exists) store_floats(params.partial_out + range * Traits::kHeadDimV, o, r, inverse);
             } else {
                 const DecodeOutputRow out(params, rows, exists ? row : 0);
-                const float factor = inverse * out.template finish<T>(params, lse, writes);
-                store_rounded(exists ? out.template address<T>(params) : nullptr, o, r, factor);
+                const float of_sink = out.template finish<T>(params, lse, writes);
+                store_rounded(exists ? out.template address<T>(params) : nullptr, o, r, inverse, of_sink);
             }
         }
     }
@@ -49,13 +49,16 @@ private:
                 make_float2(o[4 * n + 2 * r] * factor, o[4 * n + 2 * r + 1] * factor);
     }
     // Stores sixteen bytes at a time: the four lanes of a row exchange their pairs. `to`: nullptr if the row does not exist.
-    __device__ __forceinline__ void store_rounded(T* to, const Sums& o, int r, float factor) const {
+    // The two factors are applied one after the other, as with splits, so that the bits are the same.
+    __device__ __forceinline__ void store_rounded(T* to, const Sums& o, int r, float inverse, float of_sink) const {
 #pragma unroll
         for (int n = 0; n < kBlocks; n += 4) {
             uint32_t words[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                words[i] = pack_pair(o[4 * (n + i) + 2 * r] * factor, o[4 * (n + i) + 2 * r + 1] * factor, T());
+            for (int i = 0; i < 4; ++i) {
+                const float* const pair = o + 4 * (n + i) + 2 * r;
+                words[i] = pack_pair(pair[0] * inverse * of_sink, pair[1] * inverse * of_sink, T());
+            }
             transpose_quad(words, lane);
             const int channel = (n + lane % 4) * 8;
             if (to && channel < context.params.head_dim_v)

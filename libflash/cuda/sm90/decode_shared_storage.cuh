@@ -41,7 +41,7 @@ struct DecodeSharedStorage {
         for (int stage = 0; stage < Traits::kStages; ++stage) {
             for (int chunk = 0; chunk < Traits::kChunks; ++chunk) full_of(stage, chunk).init(1);
             for (int part = 0; part < Traits::kParts; ++part)
-                empty_of(stage, part).init(4 * kArrivalsOfWarp + (pair.readers(stage, part) == 2 ? 4 : 0));
+                empty_of(stage, part).init(4 * kArrivalsOfWarp + (pair.both_release(stage, part) ? 4 : 0));
         }
         exchanges.init();
         fence_barrier_init();

@@ -52,7 +52,7 @@ struct ForwardCachedKeys {
                                          const WorkTile& work_tile, const PageRow& at, bool can_share) const {
         const int box_units = context.maps.box_rows / kUnit, kv_head = work_tile.kv_head;
         const bool shared = can_share && Traits::kPairs && context.params.in_pairs && !work_tile.exact_maximum;
-        const int first = shared ? rank_of_pair(context.params) : 0, step = shared ? 2 : 1;  // boxes
+        const int first = shared ? rank_of_pair(context.params.in_pairs) : 0, step = shared ? 2 : 1;  // boxes
 #pragma unroll 2
         for (int unit = first * box_units; unit < kUnits; unit += step * box_units) {
             const int page = __shfl_sync(0xffffffffu, at.page, unit), row = __shfl_sync(0xffffffffu, at.row, unit);

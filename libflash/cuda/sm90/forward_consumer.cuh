@@ -76,7 +76,7 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
             c.q.advance();
             c.slot = Storage::next_slot(c.slot);
             if (Traits::kTmaStore && c.thread.lane == 0) tma_store_wait<0>();  // recomputation writes the same rows again
-            if constexpr (Traits::kPairs) c.release_to = rank_of_pair(context.params);  // recomputation shares no keys
+            if constexpr (Traits::kPairs) c.release_to = rank_of_pair(context.params.in_pairs);  // recomputation shares no keys
         } while (scheduler.start_recompute(cursor));
     }
 

@@ -37,7 +37,7 @@ struct ForwardConsumerStages {
                    PipelineState<Traits::kVStages>(context.storage.v),
                    PipelineState<Traits::kQStages>(context.storage.q[group])};
         p.slot = 0;
-        if constexpr (Traits::kPairs) p.release_to = 1 - rank_of_pair(context.params);
+        if constexpr (Traits::kPairs) p.release_to = 1 - rank_of_pair(context.params.in_pairs);
         return p;
     }
 
