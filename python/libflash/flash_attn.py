@@ -310,7 +310,7 @@ def flash_attn_with_kvcache(
 
     qv, of q's shape with the channels of v_cache: the scores are q k + qv v, as in multi-head latent attention, where v_cache has
     the latent vectors and k_cache the rope parts of keys. qv excludes rotary_cos, and with qv only v_cache may have 8 bits. On
-    CUDA both caches together have at most 576 channels, 256 with 8 bits or float32.
+    CUDA both caches together have at most 576 channels, v_cache at most 512, and k_cache beside 8 bits at most 144.
 
     Returns
     -------

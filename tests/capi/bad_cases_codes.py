@@ -102,6 +102,11 @@ CASES = [
         "view-groups", both(view_of_k, NO_APPEND, scale("k_scale", 3, 12, 2, 2)),
         "v_scale", "is required if head_dim_v is not a multiple of the channels that share a scale of k_cache", "6 and 4",
     ),
+    row(
+        "view-groups-append",
+        both(in_codes(E4M3), view_of_k, without("v_new"), scale("k_scale", 3, 12, 2, 2)),
+        "head_dim_v", "must be a multiple of the channels that share a scale of k_cache if an append computes k_scale", "6 and 4",
+    ),
     row("rope-new-missing", both(ROPE, without("k_rope_new")),
         "k_rope_new", "k_new and k_rope_new are given together", "it is missing"),
     row("rope-k-new-missing", both(ROPE, NO_APPEND), "k_new", "k_new and k_rope_new are given together", "it is missing"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import heapq
 import random
 from pathlib import Path
 
@@ -17,6 +18,9 @@ extern "C" uint32_t divide(uint32_t n, int64_t divisor) {  // what __umulhi give
     return by.divisor == 1 ? n : static_cast<uint32_t>(uint64_t{n} * by.multiplier >> 32) >> by.shift;
 }
 extern "C" int64_t group(int64_t all, double head_bytes) { return libflash::cuda::group_of_heads(all, head_bytes); }
+extern "C" int64_t balanced(int64_t all, int64_t tiles, int64_t blocks) {
+    return libflash::cuda::group_for_balance(all, tiles, blocks);
+}
 """
 
 
@@ -25,6 +29,7 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
     library = compile_host(Path(tmp_path_factory.mktemp("schedule")), WRAPPER)
     library.divide.argtypes, library.divide.restype = [c.c_uint32, c.c_int64], c.c_uint32
     library.group.argtypes, library.group.restype = [c.c_int64, c.c_double], c.c_int64
+    library.balanced.argtypes, library.balanced.restype = [c.c_int64] * 3, c.c_int64
     return library
 
 
@@ -46,3 +51,28 @@ def test_groups_are_equal_where_they_can_be(lib: c.CDLL) -> None:
     assert lib.group(31, four_megabytes) == 5  # a prime
     assert lib.group(3, 1.0) == 3
     assert lib.group(7, 1e12) == 1
+
+
+def idle_share(all_heads: int, tiles: int, group: int, blocks: int) -> float:
+    """Time until the last thread block ends, over that of a perfect division. Tile t of a head takes 2 (tiles - t) + 2."""
+    times = [2 * (tiles - t) + 2 for first in range(0, all_heads, group) for t in range(tiles)
+             for _ in range(min(group, all_heads - first))]  # fmt: skip
+    ends = [0] * blocks
+    for time in times:
+        heapq.heappush(ends, heapq.heappop(ends) + time)
+    return max(ends) * blocks / sum(times)
+
+
+@pytest.mark.parametrize("blocks", [132, 114])
+def test_causal_groups_are_balanced(lib: c.CDLL, blocks: int) -> None:
+    """Within 12 % of the best group, whatever the heads and tiles; groups for the L2 cache alone may take 1.6 times as long."""
+    for tiles in (4, 8, 12, 16, 20, 24, 32, 48, 64, 80, 96, 128, 160, 256):
+        for heads in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 40):
+            if not 1.5 * blocks < heads * tiles < 16 * blocks:
+                continue
+            group = lib.balanced(heads, tiles, blocks) or 1
+            best = min(idle_share(heads, tiles, n, blocks) for n in range(1, heads + 1))
+            assert idle_share(heads, tiles, group, blocks) <= 1.12 * best, (heads, tiles, group)
+    assert idle_share(8, 32, 1, 132) > 1.5
+    assert lib.balanced(8, 32, 132) == 4
+    assert lib.balanced(0, 4, blocks) == 0

@@ -32,6 +32,28 @@ inline int64_t group_of_heads(int64_t all, double head_bytes) {
     return fit;
 }
 
+// Heads per group where the tiles of a head become shorter and shorter, as under a causal mask, and each of `blocks` persistent
+// thread blocks takes the next tile when it has finished one. 0: any group is balanced. Two cases:
+// - The tiles of a group fill the thread blocks once. Whoever has a short tile takes a long one of the next group, so the work of
+//   every two groups is divided equally. Few heads at a time are best for the L2 cache.
+// - Otherwise a group has two tiles or more for each thread block, or all heads.
+inline int64_t group_for_balance(int64_t all, int64_t tiles, int64_t blocks) {
+    constexpr int64_t kManyGroups = 9;  // then it does not matter that the last group has no other one
+    if (all == 0 || tiles == 0) return 0;
+    if (tiles >= blocks) return all * tiles < 6 * blocks ? all : 0;
+    const int64_t wave = blocks / tiles, groups = all / wave;
+    const bool fills = 10 * wave * tiles >= 9 * blocks;
+    if (fills && wave <= all && all % wave == 0 && (groups % 2 == 0 || groups >= kManyGroups)) return wave;
+    const int64_t large = std::min(all, ceil_div(2 * blocks, tiles));
+    return ceil_div(all, all / large);
+}
+
+inline void set_group(ScheduleParams& params, int64_t heads) {
+    params.heads_per_group = static_cast<int32_t>(heads);
+    params.group_tiles = divisor_params(std::max<int64_t>(1, heads * params.tiles));
+    params.group = divisor_params(heads);
+}
+
 // The schedule for tiles of `tile` rows of one side (queries or keys), with `heads` heads per sequence. A head reads `head_bytes`
 // bytes of the other side. `reversed`: the last tiles come first.
 inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int64_t heads, int64_t tile, double head_bytes,
@@ -43,9 +65,7 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
     const int64_t group = all > 0 ? group_of_heads(all, head_bytes) : 1;
     params.tiles = static_cast<int32_t>(tiles);
     params.heads = static_cast<int32_t>(all);
-    params.heads_per_group = static_cast<int32_t>(group);
-    params.group_tiles = divisor_params(std::max<int64_t>(1, group * tiles));
-    params.group = divisor_params(group);
+    set_group(params, group);
     params.sequence = divisor_params(std::max<int64_t>(1, heads));
     params.reversed = reversed;
     return params;

@@ -110,8 +110,9 @@ struct Decode {
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
     static constexpr int kScaleBytes =
         kScales ? kStages * kWarps * decode_slab_scales(kHeadDim, kValueDim, kHasRareOptions) * 4 : 0;
-    static constexpr int kTileBytes =
-        kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kParts * kDecodeSlab) * 4 + kScaleBytes;
+    // After the queries: `existing` and the block table entries, then the scales, which are read in pairs.
+    static constexpr int kLookupBytes = (kStages * kWarps * (1 + kParts * kDecodeSlab) * 4 + 7) / 8 * 8;
+    static constexpr int kTileBytes = kStagesBytes + kQueryBytes + kLookupBytes + kScaleBytes;
     static constexpr int kNewRowBegin = (kTileBytes + 15) / 16 * 16;  // with kAppendsCodes
     static constexpr int new_row_end() {
         if constexpr (kAppendsCodes) return kNewRowBegin + NewRow::kBytes;
@@ -210,9 +211,7 @@ struct Decode {
     }
     using Lookup = KeyLookup<kTileK, kStages>;
     // With kScales: the scales of the stages, after the block table entries.
-    __device__ __forceinline__ float* scales() const {
-        return reinterpret_cast<float*>(&existing(kStages, 0)) + kStages * kWarps * kParts * kDecodeSlab;
-    }
+    __device__ __forceinline__ float* scales() const { return reinterpret_cast<float*>(queries() + kQueryBytes + kLookupBytes); }
     using Loads = DecodeLoads<Decode>;
     using Codes = DecodeCodes<Decode>;
     using Scales = DecodeScales<Decode>;
