@@ -122,7 +122,7 @@ def test_refusals() -> None:
             assert text in str(error), error
         else:
             raise AssertionError(f"not refused: {text}")
-    refused("scheme is 'tree'; it must be one of", scheme="tree")
+    refused("scheme is 'tree'; it must be 'auto', 'ring', 'halo'", scheme="tree")
     for name, value in (("bias", np.zeros((1, 4, 12, 48))), ("mask", np.ones((12, 48), bool)), ("layout", "bhsd")):
         refused(f"{name} cannot be given to context_parallel_attention", libflash.UnsupportedError, **{name: value})
     refused("unexpected keyword argument 'biass'", TypeError, biass=1)

@@ -62,6 +62,31 @@ def test_bits_of_int64_trees() -> None:
 def test_slots_that_do_not_fit_int32_are_outside_of_the_cache() -> None:
     k, cache = arrays((2, 1, 8), (1, 4, 1, 8))
     assert_same_bits(libflash.jax.cache_write(k, None, cache, None, np.array([2**32, -(2**32)])), cache)
+    assert_same_bits(libflash.jax.cache_write(k, None, cache, None, [2**32, -(2**32)]), cache)
+
+
+def test_slots_as_a_list() -> None:
+    k, cache = arrays((2, 1, 8), (1, 4, 1, 8))
+    wanted = libflash.jax.cache_write(k, None, cache, None, jnp.array([3, -1]))
+    for slots in ([3, -1], (3, -1), [jnp.int32(3), -1], np.array([3, -1])):
+        assert_same_bits(libflash.jax.cache_write(k, None, cache, None, slots), wanted)
+    assert_same_bits(jax.jit(lambda slot: libflash.jax.cache_write(k, None, cache, None, [slot, -1]))(3), wanted)
+
+
+def test_what_is_no_slots() -> None:
+    k, cache = arrays((2, 1, 8), (1, 4, 1, 8))
+    for slots, text in (
+        (None, r"slots must be an array of JAX or NumPy, not builtins\.NoneType"),
+        (3, r"slots must be an array of JAX or NumPy, not builtins\.int"),
+        ("12", r"slots must be an array of JAX or NumPy, not builtins\.str"),
+        ([1.0, 2.0], r"slots: dtype must be int32 or int64 \(it is float64\)"),
+        (np.array([1, 2], np.uint32), r"slots: dtype must be int32 or int64 \(it is uint32\)"),
+        ([[1], [2, 3]], "slots is a list that makes no array of integers: "),
+        ([], r"slots: shape must be \(rows of k,\) = \(2,\)"),
+        ([1, 2, 3], r"slots: shape must be \(rows of k,\) = \(2,\)"),
+    ):
+        with pytest.raises((TypeError, libflash.InvalidError), match=text):
+            libflash.jax.cache_write(k, None, cache, None, slots)
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "packed"])
@@ -147,6 +172,26 @@ def test_merge_refuses_types_as_the_library() -> None:
         for merge, given in ((libflash.jax.merge, jnp.asarray), (libflash.merge, np.asarray)):
             with pytest.raises(libflash.InvalidError, match=text):
                 merge([given(x) for x in outs], [given(x) for x in lses])
+
+
+def test_merge_refuses_what_is_no_list_as_the_library() -> None:
+    out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
+    for outs, lses, text in (
+        (jnp.stack([out, out]), jnp.stack([lse, lse]), "outs must be a list or tuple of arrays, not ArrayImpl"),
+        (out, lse, "outs must be a list or tuple of arrays, not ArrayImpl"),
+        ([out, out], jnp.stack([lse, lse]), "lses must be a list or tuple of arrays, not ArrayImpl"),
+        (None, [lse], "outs must be a list or tuple of arrays, not NoneType"),
+        ([out], None, "lses must be a list or tuple of arrays, not NoneType"),
+        ({0: out}, [lse], "outs must be a list or tuple of arrays, not dict"),
+        ((x for x in [out]), [lse], "outs must be a list or tuple of arrays, not generator"),
+        ([out], [lse, lse], "outs has 1 arrays and lses 2; they must have the same length"),
+        ([], [], r"outs has 0 arrays; it needs 1 or more"),
+        ([out, None], [lse, lse], r"outs\[1\] must be an array .*NoneType"),
+        ([out], [lse.tolist()], r"lses\[0\] must be an array .*list"),
+    ):
+        for merge in (libflash.jax.merge, libflash.merge, lambda *x: jax.jit(lambda: libflash.jax.merge(*x))()):
+            with pytest.raises((TypeError, libflash.InvalidError), match=text):
+                merge(outs, lses)
 
 
 # -- packed rows

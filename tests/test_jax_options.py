@@ -113,8 +113,9 @@ def test_lengths_as_lists_and_as_int64() -> None:
     q, k, v = arrays((2, 1, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8))
     wanted = libflash.jax.decode(q, k, v, cache_seqlens=jnp.array([4, 9], jnp.int32))
     assert_same_bits(libflash.jax.decode(q, k, v, cache_seqlens=[4, 9]), wanted)
-    paged = libflash.jax.decode(q, k, v, block_table=[[0], [1]], cache_seqlens=np.array([4, 9]))
-    assert_same_bits(paged, wanted)
+    paged = lambda page: libflash.jax.decode(q, k, v, block_table=[[0], [page]], cache_seqlens=np.array([4, 9]))  # noqa: E731
+    assert_same_bits(paged(1), wanted)
+    assert_same_bits(jax.jit(paged)(1), wanted)
 
 
 def test_lengths_of_other_types_are_refused() -> None:
@@ -125,6 +126,9 @@ def test_lengths_of_other_types_are_refused() -> None:
     }.items():
         with pytest.raises(libflash.InvalidError, match=text.replace("[", r"\[").replace(r"\\[", r"\[")):
             attention(q, k, v, cu_seqlens_q=list(wrong), cu_seqlens_k=[0, 3, 7])
+    for columns in ([[0], [1, 2]], [[jnp.int32(0)], [1, 2]]):
+        with pytest.raises(libflash.InvalidError, match="block_table is a list that makes no array of integers: "):
+            libflash.jax.decode(q[:2, None], k[:2, None], v[:2, None], block_table=columns)
     with pytest.raises(libflash.InvalidError, match="seqused_k is uint32"):
         attention(q[None], k[None], v[None], seqused_k=jnp.array([3], jnp.uint32))
 
@@ -200,7 +204,7 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
         "deterministic must be a bool, not 2": {"deterministic": 2},
         "softmax_scale must be a number, not str": {"softmax_scale": "0.5"},
         "kernel must be a str, not int": {"kernel": 3},
-        "layout is 3; it must be one of": {"layout": 3},
+        "layout is 3; it must be 'bshd', 'bhsd' or 'sbhd'": {"layout": 3},
     }
     for text, options in refused.items():
         with pytest.raises((TypeError, libflash.InvalidError), match=text):

@@ -61,6 +61,11 @@ TYPE_ERRORS = {
     "softcap is a list": (lambda a: libflash.attention(*a, softcap=[1]), r"softcap must be a number, not list"),
     "seed is a float": (lambda a: libflash.attention(*a, seed=1.0), r"seed must be an integer, not float"),
     "splits is text": (lambda a: libflash.attention(*a, num_splits="1"), r"num_splits must be an integer, not str"),
+    "splits is an array of a float": (
+        lambda a: libflash.attention(*a, num_splits=np.array(1.0)),
+        r"num_splits must be an integer, not ndarray",
+    ),
+    "seed is an array of floats": (lambda a: libflash.attention(*a, seed=np.array(1.0)), r"seed must be an integer, not ndarray"),
     "window is a number": (lambda a: libflash.attention(*a, window_size=3), r"window_size must be a pair"),
     "window of three": (lambda a: libflash.attention(*a, window_size=(1, 2, 3)), r"window_size must be a pair"),
     "window of floats": (lambda a: libflash.attention(*a, window_size=(1.0, 2)), r"window_size\[0\] must be an integer"),

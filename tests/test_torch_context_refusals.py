@@ -90,7 +90,7 @@ TEXTS = [
     "q must be the same on all ranks of the group: it is float32 (1, 8, 4, 8) on rank 0 and float32 (1, 6, 4, 8) on rank 1",
     "k: dtype must be float32 (it is float64)",
     "causal must be the same on all ranks of the group: it is True on rank 0 and False on rank 1",
-    "scheme is 'rings'; it must be one of auto, ring",
+    "scheme is 'rings'; it must be 'auto', 'ring', 'halo', 'all_gather', 'heads' or 'heads_ring'",
     "order is 'striped'; it must be 'contiguous' or 'zigzag'",
     "the sequence has 14 tokens; order 'zigzag' needs a multiple of 4 for 2 ranks",
     "q has 3 heads; scheme 'heads' needs a multiple of the 2 ranks",

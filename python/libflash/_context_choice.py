@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ._arguments import one_of
 from ._errors import InvalidError
 
 SCHEMES = ("auto", "ring", "halo", "all_gather", "heads", "heads_ring")
@@ -35,8 +36,7 @@ class Sizes:
 
 
 def check_scheme(scheme: str, sizes: Sizes, order: str, window: tuple[int, int]) -> None:
-    if scheme not in SCHEMES:
-        raise InvalidError(f"scheme is {scheme!r}; it must be one of {', '.join(SCHEMES)}")
+    one_of(scheme, SCHEMES, "scheme")
     if len(sizes.mesh) == 2 and scheme not in ("auto", "heads_ring"):
         raise InvalidError(f"scheme is {scheme!r}; a mesh of two dimensions, (heads, ring), needs 'heads_ring' or 'auto'")
     if len(sizes.mesh) == 1 and scheme == "heads_ring":

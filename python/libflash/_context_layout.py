@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ._arguments import one_of
 from ._errors import InvalidError
 
 ORDERS = ("contiguous", "zigzag")
@@ -30,8 +31,7 @@ def chunks_by_position(order: str, members: tuple[int, ...], ranks: int) -> tupl
 
 
 def check_order(order: str) -> None:
-    if order not in ORDERS:
-        raise InvalidError(f"order is {order!r}; it must be 'contiguous' or 'zigzag'")
+    one_of(order, ORDERS, "order")
 
 
 def chunk_count(order: str, ranks: int) -> int:

@@ -41,8 +41,7 @@ def explain(q, k, v, /, *, op="forward", **options):
     cdef bytearray buffer = bytearray()
     cdef dict o
     cdef Layout axes
-    if op not in ("forward", "backward", "decode"):
-        raise InvalidError(f"op is {op!r}; it must be 'forward', 'backward' or 'decode'")
+    one_of(op, ("forward", "backward", "decode"), "op")
     o = with_defaults(options, _explained[op], op)
     flag(o["return_lse"], "return_lse")
     start(&call, o["stream"])

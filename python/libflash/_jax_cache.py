@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._arguments import one_of
 from ._errors import InvalidError
 from ._jax_calls import CACHE_WRITE, DECODE, INTERLEAVED, INVARIANT_ROWS, Options
 from ._jax_options import (
@@ -16,8 +17,8 @@ from ._jax_options import (
     arrays_of,
     flags,
     integer,
+    known,
     lengths,
-    one_of,
     operands,
     scale_array,
     slot_numbers,
@@ -85,7 +86,8 @@ def decode(
     """
     given = dict(locals())
     return_lse = switch(return_lse, "return_lse")
-    check_new_rows(k, v, v_cache, head_dim_v, k_cache)
+    caches = arrays_of(k_cache=k_cache) if v_cache is None else arrays_of(k_cache=k_cache, v_cache=v_cache)
+    check_new_rows(k, v, v_cache, head_dim_v, caches[0])
     options = Options(
         flags=flags(causal, "bottom_right", window_size, softmax_scale)
         | (INTERLEAVED if switch(rotary_interleaved, "rotary_interleaved") and rotary_cos is not None else 0)
@@ -94,9 +96,7 @@ def decode(
         **shard_options(shard),
     )
     extras = arrays_among("decode", given)
-    if cache_dtype is not None:
-        one_of(cache_dtype, CODES, "cache_dtype")
-    caches = arrays_of(k_cache=k_cache) if v_cache is None else arrays_of(k_cache=k_cache, v_cache=v_cache)
+    one_of(cache_dtype, (*CODES, None), "cache_dtype")
     results = _decode(options, cache_dtype, array(q, "q"), caches, extras)
     kept = [results[0], *([results[1]] if return_lse else []), *results[2:]]
     return tuple(kept) if len(kept) > 1 else kept[0]
@@ -111,7 +111,7 @@ def _decode(options: Options, cache_dtype: str | None, q: Array, caches: list[Ar
 
 def shard_options(shard: Any) -> dict[str, Any]:
     """The options for a shard of the keys, whose results are float32, as in libflash.decode."""
-    if not isinstance(shard, (tuple, list)) or len(shard) != 3:
+    if not isinstance(known(shard, "shard"), (tuple, list)) or len(shard) != 3:
         raise TypeError(f"shard must be a triple (count, index, keys), not {shard!r}")
     count, index, keys = (integer(x, f"shard[{i}]") for i, x in enumerate(shard))
     if (count, index, keys) == (1, 0, 1):
@@ -180,8 +180,8 @@ def cache_write(
     """Write new rows of keys and values to slots of a cache.
 
     Arguments and errors are those of `libflash.cache_write`: errors of shapes and types are raised while JAX traces, errors of
-    the contents of slots and positions when the program runs. Arrays are immutable in JAX, so the call returns the new arrays.
-    Donate the old arrays to your jitted step (donate_argnums), and XLA writes in place instead of copying.
+    the contents of slots and positions when the program runs. Both may be lists. Arrays are immutable in JAX, so the call returns
+    the new arrays. Donate the old arrays to your jitted step (donate_argnums), and XLA writes in place instead of copying.
 
     Returns
     -------
@@ -195,8 +195,7 @@ def cache_write(
     )
     if (v is None) != (v_cache is None):
         raise InvalidError("v and v_cache must be given together")
-    if cache_dtype is not None:
-        one_of(cache_dtype, CODES, "cache_dtype")
+    one_of(cache_dtype, (*CODES, None), "cache_dtype")
     extras = operands(
         dict(
             v=v,

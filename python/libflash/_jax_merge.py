@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._arguments import check_parts, one_of
 from ._errors import InvalidError
 from ._jax_calls import LAYOUTS, as_out, lse_dtype
-from ._jax_options import one_of, switch
+from ._jax_options import array, switch
 
 Array = jax.Array
 
@@ -21,16 +22,15 @@ def merge(outs: Any, lses: Any, *, return_lse: bool = True, layout: str = "bshd"
     Arguments, results and errors are those of `libflash.merge`. It is written in jax.numpy, so that XLA fuses its few operations
     with the operations before and after them.
     """
-    return _merge(outs, lses, switch(return_lse, "return_lse"), layout)  # type: ignore[no-any-return]
+    return_lse = switch(return_lse, "return_lse")
+    one_of(layout, LAYOUTS, "layout")
+    check_parts(outs, lses)
+    outs, lses = ([array(x, f"{name}[{i}]") for i, x in enumerate(given)] for name, given in (("outs", outs), ("lses", lses)))
+    return _merge(outs, lses, return_lse, layout)  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _merge(outs: Any, lses: Any, return_lse: bool, layout: str) -> Array | tuple[Array, Array]:
-    one_of(layout, LAYOUTS, "layout")
-    if len(outs) != len(lses):
-        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must have the same length")
-    if not outs:
-        raise InvalidError("outs has 0 arrays; it needs at least 1")
     for i, (out, given) in enumerate(zip(outs, lses, strict=True)):
         rows = lse_rows(out.shape, layout)
         if out.shape != outs[0].shape or given.shape != rows:

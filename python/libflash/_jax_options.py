@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core, _option_list
-from ._errors import InvalidError, UnsupportedError
+from ._arguments import one_of, refuse_traced
+from ._errors import InvalidError
 from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
 from ._option_list import OPTIONS, Option, names_of
 from ._scalar import is_scalar
@@ -25,15 +26,8 @@ LENGTHS = (*names_of(_option_list.LENGTHS, "attention"), *names_of(_option_list.
 
 def known(x: Any, name: str) -> Any:
     """x, if its value is known while the program is compiled."""
-    if not isinstance(x, jax.core.Tracer):
-        return x
-    text = (
-        f"{name} is traced ({x.dtype}{list(x.shape)}), and its value is part of the compiled program. Give a Python number: "
-        f"name {name.partition('[')[0]} in static_argnames of jax.jit, or close over it"
-    )
-    if name == "softmax_scale":
-        text += "; or multiply q by the scale, which rounds q once more, and give softmax_scale=1.0"
-    raise UnsupportedError(text)
+    refuse_traced(x, name)
+    return x
 
 
 def real(x: Any, name: str) -> float:
@@ -56,12 +50,6 @@ def integer(x: Any, name: str) -> int:
 
 def switch(x: Any, name: str) -> bool:
     return _core.flag(known(x, name), name)
-
-
-def one_of(value: str, allowed: Any, name: str) -> str:
-    if value not in allowed:
-        raise InvalidError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
-    return value
 
 
 def text(x: str | None, name: str) -> str:
@@ -137,11 +125,7 @@ def arrays_of(**given: Any) -> list[Array]:
 def lengths(x: Any, name: str) -> Array:
     """Lengths and indices as int32: from arrays of int32 or int64, or lists. A traced int64 that does not fit becomes the largest
     int32, which is also invalid as a length and is refused where lengths are checked."""
-    if isinstance(x, (list, tuple)):
-        x = jnp.asarray(x) if any(isinstance(y, jax.Array) for y in x) else np.asarray(x)
-        if x.size == 0:
-            x = x.astype(np.int32)
-    x = array(x, name)
+    x = array_or_list(x, name)
     if x.dtype == np.int32:
         return x
     if x.dtype != np.int64:
@@ -154,9 +138,22 @@ def lengths(x: Any, name: str) -> Array:
     return x.astype(np.int32)
 
 
+def array_or_list(x: Any, name: str) -> Array:
+    if not isinstance(x, (list, tuple)):
+        return array(x, name)
+    try:
+        made = jnp.asarray(x) if any(isinstance(y, jax.Array) for y in jax.tree.leaves(x)) else np.asarray(x)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidError(f"{name} is a list that makes no array of integers: {error}") from error
+    return made if made.size else made.astype(np.int32)
+
+
 def slot_numbers(slots: Any) -> Array:
-    """int64 slots of NumPy as JAX keeps them. Without x64 JAX would take them modulo 2**32, and a slot outside of the cache would
-    be one inside."""
+    """Slots as JAX keeps them. Without x64 JAX would take int64 of NumPy modulo 2**32, and a slot outside of the cache would be
+    one inside."""
+    slots = array_or_list(slots, "slots")
+    if slots.dtype not in (np.int32, np.int64):
+        raise InvalidError(f"slots: dtype must be int32 or int64 (it is {slots.dtype})")
     if isinstance(slots, np.ndarray) and slots.dtype == np.int64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return np.clip(slots, INT32.min, INT32.max).astype(np.int32)
     return slots

@@ -29,7 +29,7 @@ def check(return_stats: Any) -> tuple[str, ...]:
     if not isinstance(return_stats, (tuple, list)):
         raise TypeError(f"return_stats must be a tuple of names, not {type(return_stats).__name__}")
     for name in return_stats:
-        if name not in STATISTICS:
+        if not isinstance(name, str) or name not in STATISTICS:
             raise InvalidError(f"return_stats has {name!r}; it may have {' and '.join(map(repr, STATISTICS))}")
     if len(set(return_stats)) < len(return_stats):
         raise InvalidError(f"return_stats is {return_stats}; each name may be there once")

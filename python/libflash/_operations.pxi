@@ -73,7 +73,7 @@ cdef object by_adapter(_Source source, str name, tuple arrays, dict given):
         raise InvalidError("stream cannot be given where PyTorch records gradients, casts (autocast), transforms or traces; use "
                            "torch.cuda.stream()")
     return PyObject_Call(getattr(_torch_adapter, name), tuple([as_tensor(x) for x in arrays]),
-                         {option: as_tensor(value) for option, value in given.items()})
+                         {option: as_tensor(value, option) for option, value in given.items()})
 
 
 cdef bint only_records(tuple arrays, dict given) except -1:
@@ -91,12 +91,16 @@ cdef bint is_given(object value, object default) except -1:
     return value is not default and not (type(value) is float and type(default) is float and value == default)
 
 
-cdef object as_tensor(object x):
+cdef object as_tensor(object x, str name=None):
     # hasattr() of a number is slow: it raises and drops an AttributeError
     if type(x) in _torch.plain_types or type(x) in _plain_values or not hasattr(x, "__dlpack__"):
         return x
-    if isinstance(x, _torch_adapter.Tensor) or is_kind_of(type(x), "jax", "core.Tracer"):  # the adapter refuses tracers by name
+    if isinstance(x, _torch_adapter.Tensor):
         return x
+    if is_traced(x):
+        if name is not None and x.ndim == 0:
+            refuse_traced(x, name)
+        return x  # where an array is needed, the adapter refuses it by name
     return _torch_adapter.torch.from_dlpack(x)
 
 
@@ -465,13 +469,7 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     cdef void *on
     cdef int32_t count, i
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    for name, given in (("outs", outs), ("lses", lses)):
-        if not isinstance(given, (list, tuple)):
-            raise TypeError(f"{name} must be a list or tuple of arrays, not {type(given).__name__}")
-    if len(outs) != len(lses):
-        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must have the same length")
-    if not 1 <= len(outs) <= INT32_MAX:
-        raise InvalidError(f"outs has {len(outs)} arrays; it needs 1 or more")
+    check_parts(outs, lses)
     count = <int32_t>len(outs)
     like = outs[0]
     cdef _Source source = source_of(like, "outs[0]")

@@ -9,6 +9,11 @@ cdef enum Layout:
 cdef enum:
     MAX_EXTRAS = 28
 
+# The values of options that are texts.
+cdef dict LAYOUTS = {"bshd": BSHD, "bhsd": BHSD, "sbhd": SBHD}
+cdef dict ALIGNMENTS = {"bottom_right": 0, "top_left": FLASH_FLAG_TOP_LEFT}
+cdef dict CACHE_DTYPES = {"e4m3": FLASH_DTYPE_FLOAT8_E4M3, "e5m2": FLASH_DTYPE_FLOAT8_E5M2, None: FLASH_DTYPE_NONE}
+
 # Default values, compared by identity before anything else.
 cdef object _bottom_right = "bottom_right"
 cdef object _bshd = "bshd"
@@ -20,14 +25,17 @@ cdef struct Extras:
     flash_block_lists_t lists
 
 
+cdef object value_of(dict values, object given, str name):
+    """The value for a text. one_of() takes longer, and is left to refusals."""
+    if given is None or isinstance(given, str):
+        found = values.get(given)
+        if found is not None:
+            return found
+    return values[one_of(given, values, name)]
+
+
 cdef Layout layout_of(object layout) except *:
-    if layout is _bshd or layout == "bshd":
-        return BSHD
-    if layout == "bhsd":
-        return BHSD
-    if layout == "sbhd":
-        return SBHD
-    raise InvalidError(f"layout is {layout!r}; it must be 'bshd', 'bhsd' or 'sbhd'")
+    return BSHD if layout is _bshd else value_of(LAYOUTS, layout, "layout")
 
 
 cdef inline void swap_axes(flash_tensor_t *x, int a, int b) noexcept:
@@ -51,6 +59,7 @@ cpdef bint flag(object x, str name) except -1:
         return False
     if type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_"):
         return bool(x)
+    refuse_traced(x, name)
     raise TypeError(f"{name} must be a bool, not {x!r}" if isinstance(x, (str, int, float)) else
                     f"{name} must be a bool, not {type(x).__name__}")
 
@@ -60,6 +69,7 @@ cdef double number(object x, str name) except? -1:
         return <double>x
     if requires_grad(x) and records_gradients():
         raise UnsupportedError(f"{name} requires a gradient, and there is none for it; pass float({name})")
+    refuse_traced(x, name)
     try:
         if not isinstance(x, (str, bytes, bytearray)):
             return float(x)
@@ -83,9 +93,10 @@ cdef int64_t integer(object x, str name) except? -1:
 
 cdef object index_of(object x, str name):
     """An int of Python from any integer."""
+    refuse_traced(x, name)
     try:
         return x.__index__()
-    except AttributeError:
+    except (AttributeError, TypeError):  # TypeError: an array that holds no single integer
         raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
 
 
@@ -136,15 +147,12 @@ cdef flash_tensor_t *random_state(Call *call, Extras *extras, object seed) excep
 
 cdef uint32_t mask_flags(object causal, object causal_align, object window_size, int64_t *left, int64_t *right) except *:
     cdef uint32_t flags = FLASH_FLAG_CAUSAL if flag(causal, "causal") else 0
-    if causal_align is _bottom_right:
-        pass
-    elif causal_align == "top_left":
-        flags |= FLASH_FLAG_TOP_LEFT
-    elif causal_align != "bottom_right":
-        raise InvalidError(f"causal_align is {causal_align!r}; it must be 'bottom_right' or 'top_left'")
+    if causal_align is not _bottom_right:
+        flags |= <uint32_t>value_of(ALIGNMENTS, causal_align, "causal_align")
     if window_size is None or window_size is _no_window:
         return flags
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        refuse_traced(window_size, "window_size")
         raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
     left[0] = -1 if window_size[0] is None else integer(window_size[0], "window_size[0]")
     right[0] = -1 if window_size[1] is None else integer(window_size[1], "window_size[1]")
@@ -250,7 +258,7 @@ cdef int refuse_shard_options(dict options) except -1:
         if value is None or value is False:
             continue
         # An array is never compared. A begin of 0 is an option that is given: without a begin there are no positions.
-        if (is_array(value) or name in ("row_begin", "column_begin") or type(value) is float
+        if (is_traced(value) or is_array(value) or name in ("row_begin", "column_begin") or type(value) is float
                 or value != (1 if name.endswith("_step") else 0)):
             raise UnsupportedError(f"{name} cannot be given where PyTorch or JAX trace, transform or record gradients; "
                                    "context_parallel_attention of libflash.torch is differentiable")
@@ -320,6 +328,7 @@ cdef int decode_options(
 
 cdef int read_shard(object shard, flash_decode_options_t *made) except -1:
     if not isinstance(shard, (tuple, list)) or len(shard) != 3:
+        refuse_traced(shard, "shard")
         raise TypeError(f"shard must be a triple (count, index, keys), not {shard!r}")
     made.shard_count = integer(shard[0], "shard[0]")
     made.shard_index = integer(shard[1], "shard[1]")
@@ -356,13 +365,7 @@ cdef bint rows_have_scales(object scale) except -1:
 
 cdef int32_t byte_dtype_of(object cache_dtype) except -1:
     """The dtype of the elements of caches of uint8."""
-    if cache_dtype is None:
-        return FLASH_DTYPE_NONE
-    if cache_dtype == "e4m3":
-        return FLASH_DTYPE_FLOAT8_E4M3
-    if cache_dtype == "e5m2":
-        return FLASH_DTYPE_FLOAT8_E5M2
-    raise InvalidError(f"cache_dtype is {cache_dtype!r}; it must be 'e4m3' or 'e5m2', or None")
+    return value_of(CACHE_DTYPES, cache_dtype, "cache_dtype")
 
 
 cdef int borrow_caches(Call *call, object k_cache, object v_cache, object head_dim_v, object cache_dtype, Role role,

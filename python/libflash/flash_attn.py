@@ -23,6 +23,7 @@ from typing import Any
 
 from . import _core
 from . import _flash_attn_three as three
+from ._arguments import refuse_traced
 from ._errors import InvalidError, UnsupportedError
 from ._flash_attn_pages import gather_pages, used_keys
 
@@ -173,6 +174,7 @@ def flash_attn_varlen_func(
     """
     three.refuse(attention_chunk, q_descale)
     three.check_hints(pack_gqa, sm_margin)
+    three.check_known(dropout_p=dropout_p)
     names = three.names_of(s_aux, page_table, qv)
     learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
     block_table = three.either(("block_table", "page_table"), block_table, page_table)
@@ -392,6 +394,7 @@ def _attention(
     learnable_sink: Array | None = None,
 ) -> Any:
     _check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
+    three.check_known(dropout_p=dropout_p)
     options = dict(
         lengths, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
         alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, return_lse=return_attn_probs,
@@ -436,10 +439,14 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
     """(left, right) from a pair or an array of two integers, as in flash-attn."""
     if window_size is None:
         return NO_WINDOW
+    if not isinstance(window_size, (tuple, list)):
+        refuse_traced(window_size, "window_size")
     pair = window_size.tolist() if hasattr(window_size, "tolist") else window_size
     try:
         left, right = (None if x is None else index(x) for x in pair)
     except (TypeError, ValueError) as error:
+        for i, x in enumerate(pair if isinstance(pair, (tuple, list)) else ()):
+            refuse_traced(x, f"window_size[{i}]")
         raise TypeError(f"window_size must be two integers (left, right), not {window_size!r}") from error
     return left, right
 

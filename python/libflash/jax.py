@@ -11,7 +11,8 @@ mode (jvp, linearize, jacfwd) and second derivatives (hessian, grad of grad, jvp
 keeps shards of batch and heads in place; inside shard_map each device computes its part.
 
 jax.export requires a statement that libflash keeps its custom calls compatible. Dimensions may be symbolic; then shapes are
-checked when the program runs. Where the program is loaded, import libflash.jax first.
+checked when the program runs. Where the program is loaded, import libflash.jax first. In a program for several devices call
+attention and decode inside shard_map: their rules for arrays that jit shards cannot be exported, and UnsupportedError says so.
 
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in libflash.jax.CUSTOM_CALLS]
     exported = jax.export.export(jax.jit(step), disabled_checks=checks)(q, k, v)
@@ -27,13 +28,14 @@ import functools
 import jax
 
 from . import _jax_statistics
+from ._arguments import one_of
 from ._block_mask import BlockMask
 from ._errors import InvalidError
 from ._jax_cache import cache_write, decode
 from ._jax_calls import FORWARD, LAYOUTS, TARGETS, Options
 from ._jax_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._jax_merge import merge
-from ._jax_options import arrays_among, arrays_of, flags, one_of, random_state, static_options, switch
+from ._jax_options import arrays_among, arrays_of, flags, random_state, static_options, switch
 from ._jax_primitives import bind, call_of
 from ._jax_vmap import rule as _rule_of_vmap  # noqa: F401  importing it makes the primitives known to jax.vmap
 

@@ -1,0 +1,52 @@
+"""Checks of arguments that the interfaces share: values that must be known, texts, lists of arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from ._errors import InvalidError, UnsupportedError
+
+
+def is_traced(x: Any) -> bool:
+    """Whether x is JAX's placeholder for a value inside jit, grad and vmap. Where JAX is not loaded, nothing is."""
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
+    return tracer is not None and isinstance(x, tracer)
+
+
+def shown(x: Any) -> str:
+    """A refused value, for an error text."""
+    return f"traced ({x.dtype}{list(x.shape)})" if is_traced(x) else repr(x)
+
+
+def refuse_traced(x: Any, name: str) -> None:
+    """Refuse a value that is not known while JAX compiles the program."""
+    if not is_traced(x):
+        return
+    text = (
+        f"{name} is {shown(x)}, and its value is part of the compiled program. Give a Python number: "
+        f"name {name.partition('[')[0]} in static_argnames of jax.jit, or close over it"
+    )
+    if name == "softmax_scale":
+        text += "; or multiply q by the scale, which rounds q once more, and give softmax_scale=1.0"
+    raise UnsupportedError(text)
+
+
+def one_of(value: Any, allowed: Iterable[str | None], name: str) -> Any:
+    """value, if it is one of `allowed`. Other types are not compared: an array has no single truth value, and a list no hash."""
+    if (value is None or isinstance(value, str)) and value in allowed:
+        return value
+    *others, last = map(repr, allowed)
+    raise InvalidError(f"{name} is {shown(value)}; it must be {', '.join(others)} or {last}")
+
+
+def check_parts(outs: Any, lses: Any) -> None:
+    """Check the containers that merge gets."""
+    for name, given in (("outs", outs), ("lses", lses)):
+        if not isinstance(given, (list, tuple)):
+            raise TypeError(f"{name} must be a list or tuple of arrays, not {type(given).__name__}")
+    if len(outs) != len(lses):
+        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must have the same length")
+    if not 1 <= len(outs) < 2**31:
+        raise InvalidError(f"outs has {len(outs)} arrays; it needs 1 or more, and fewer than 2**31")
