@@ -110,6 +110,140 @@ def test_heads_that_do_not_divide_take_a_ring_on_gpus() -> None:
     """)  # fmt: skip
 
 
+def test_forward_mode_with_heads() -> None:
+    """Equal to one device, for every input that has a derivative."""
+    run_python(PRELUDE + """
+    q, k, v, *_ = tensors((2, 48, 4, 2, 8, 6), False)
+    x = tuple(jnp.asarray(y) for y in (q, k, v, np.linspace(-1, 1, 4)))
+    directions = tuple(jnp.cos(y) for y in x)
+    whole = divided("heads", "zigzag", ranks=2, causal=True)
+    shards = lambda *x: whole(*x, None)
+    one = lambda *x: lj.attention(*x[:3], learnable_sink=x[3], causal=True, return_lse=True)
+    wanted = jax.jvp(one, x, directions)
+    linear = lambda f: lambda *x: (f(*x), jax.linearize(f, *x)[1](*directions))
+    for got in (jax.jit(lambda *x: jax.jvp(shards, x, directions))(*x), jax.jit(linear(shards))(*x)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, wanted)
+    """, **DEVICES)  # fmt: skip
+
+
+FORWARD_MODE = """
+    q, k, v, *_ = tensors((2, 48, 4, 2, 8, 6), False)
+    x = (q, k, v, np.linspace(-1, 1, 4))
+    whole = divided(scheme, order, **options)
+    f = lambda *x: whole(*x, None)
+    of_q = lambda q: f(q, *x[1:])[0]
+    scaled = lambda a: of_q(q * a).sum()
+
+    def refused(transform, *arguments):
+        try:
+            transform(*arguments)
+        except libflash.UnsupportedError as error:
+            text = f"context_parallel_attention has no forward-mode derivative (jvp, linearize, jacfwd) {named}; it has one with "
+            assert text + "scheme 'heads' and without dropout_p only" in str(error), error
+        else:
+            raise AssertionError("not refused")
+"""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "order", "options"),
+    [
+        ("ring", "zigzag", {}), ("halo", "contiguous", {"causal": True, "window_size": (12, -1)}), ("all_gather", "zigzag", {}),
+        ("heads_ring", "zigzag", {}), ("heads", "zigzag", {"dropout_p": 0.5, "seed": 1}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)  # fmt: skip
+def test_forward_mode_of_other_schemes_is_refused(scheme: str, order: str, options: dict) -> None:
+    """For every input that has a derivative."""
+    named = f"with scheme {scheme!r}" + (" and dropout_p" if options.get("dropout_p") else "")
+    given = f"scheme, order, options, named = {scheme!r}, {order!r}, {options!r}, {named!r}"
+    run_python(f"{PRELUDE}\n    {given}\n{FORWARD_MODE}" + """
+    for i in range(4):
+        one = lambda y: f(*x[:i], y, *x[i + 1:])
+        refused(jax.jit(lambda y: jax.jvp(one, (y,), (y,))), x[i])
+    refused(jax.jit(lambda q: jax.linearize(of_q, q)[1](q)), q)
+    """, **DEVICES)  # fmt: skip
+
+
+def test_forward_mode_is_refused_in_every_transform_and_reverse_mode_works() -> None:
+    given = 'scheme, order, options, named = "ring", "zigzag", {}, "with scheme \'ring\'"'
+    run_python(f"{PRELUDE}\n    {given}\n{FORWARD_MODE}" + """
+    refused(lambda: jax.jvp(of_q, (q,), (q,)))
+    refused(jax.linearize(of_q, q)[1], q)
+    refused(jax.jit(jax.jacfwd(scaled)), 1.0)
+    refused(jax.jit(jax.hessian(scaled)), 1.0)
+    refused(jax.jit(jax.grad(lambda a: jax.jvp(scaled, (a,), (a,))[1])), 1.0)
+    refused(jax.jit(jax.vmap(lambda a: jax.jvp(scaled, (a,), (a,))[1])), np.ones(2))
+    refused(jax.jit(lambda q: jax.jvp(jax.checkpoint(of_q), (q,), (q,))), q)
+    gradient = jax.jit(jax.grad(scaled))(1.0)
+    for other in (jax.vmap(jax.grad(scaled)), jax.grad(lambda a: jax.vmap(scaled)(a).sum())):
+        np.testing.assert_allclose(jax.jit(other)(np.ones(2)), [gradient, gradient], rtol=1e-12)
+    """, **DEVICES)  # fmt: skip
+
+
+def test_the_scheme_that_auto_chooses_is_named() -> None:
+    run_python(PRELUDE + """
+    q, k, v, *_ = tensors((2, 48, 4, 2, 8, 6), False)
+    whole = lambda q: divided("auto", "contiguous", causal=True, window_size=(12, -1))(q, k, v, None, None)[0]
+    try:
+        jax.jit(lambda q: jax.jvp(whole, (q,), (q,)))(q)
+    except libflash.UnsupportedError as error:
+        assert "with scheme 'halo'; it has one" in str(error), error
+    else:
+        raise AssertionError("not refused")
+    """, **DEVICES)  # fmt: skip
+
+
+def test_sizes_and_axes_that_are_refused() -> None:
+    run_python(PRELUDE + """
+    from functools import partial
+    q, k, v, *_ = tensors((1, 8, 2, 2, 4, 4), False)
+    mesh = jax.make_mesh((2,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    P = jax.sharding.PartitionSpec
+
+    def attention(**options):
+        local = lambda q: lj.context_parallel_attention(q, q, q, **{"axis_name": "cp"} | options)
+        return jax.shard_map(local, mesh=mesh, in_specs=P(None, "cp"), out_specs=P(None, "cp"))(q)
+
+    def refused(text, call, kind=libflash.InvalidError):
+        try:
+            call()
+        except kind as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(f"not refused: {text}")
+    rule = "; it must be the name of one mesh axis, or a tuple of two names, (heads, ring)"
+    for axis in (["cp"], 3, None, ("a", "b", "c"), (), ("cp", "cp")):
+        refused(f"axis_name is {axis!r}{rule}", partial(attention, axis_name=axis))
+    refused(f"axis_name is traced (int64[]){rule}", lambda: jax.jit(lambda x: attention(axis_name=x))(1))
+    unknown = libflash.UnsupportedError
+    refused("dropout_p is traced", lambda: jax.jit(lambda x: attention(dropout_p=x))(0.5), unknown)
+    refused("cu_seqlens is traced", lambda: jax.jit(lambda x: attention(cu_seqlens=[0, x]))(8), unknown)
+    explain = partial(lj.explain_context_parallel, q, k, v)
+    refused("ranks must be a tuple (n,) or (heads, ring), not 2", partial(explain, ranks=2), TypeError)
+    refused("ranks must be a tuple (n,) or (heads, ring), not (1, 1, 1)", partial(explain, ranks=(1, 1, 1)), TypeError)
+    refused("ranks[1] is 0; it must be at least 1", partial(explain, ranks=(2, 0)))
+    refused("ranks[0] is traced", lambda: jax.jit(lambda n: explain(ranks=(n,)))(2), unknown)
+    refused("ranks is traced", lambda: jax.jit(lambda n: explain(ranks=n))(2), unknown)
+    for i, name in enumerate("qkv"):
+        given = [x.tolist() if j == i else x for j, x in enumerate((q, k, v))]
+        text = f"{name} must be an array or a jax.ShapeDtypeStruct, not list"
+        refused(text, partial(lj.explain_context_parallel, *given, ranks=(2,)), TypeError)
+    for move in (lj.shard, lj.unshard):
+        refused("ranks is 0; it must be at least 1", partial(move, q, 0))
+        refused("ranks must be an integer, not float", partial(move, q, 2.0), TypeError)
+        refused("ranks is traced", lambda: jax.jit(lambda n: move(q, n))(2), unknown)
+        refused("dim is 4; it must be an axis of x, which has 4 dimensions", partial(move, q, 2, dim=4))
+        refused("dim is -5; it must be an axis of x", partial(move, q, 2, dim=-5))
+        refused("dim must be an integer, not str", partial(move, q, 2, dim="s"), TypeError)
+        refused("dim is traced", lambda: jax.jit(lambda n: move(q, 2, dim=n))(1), unknown)
+        refused("x must be an array of JAX or NumPy", partial(move, q.tolist(), 2), TypeError)
+    refused("tokens must be an integer, not float", partial(lj.positions, 8.0, 2), TypeError)
+    refused("tokens is traced", lambda: jax.jit(lambda n: lj.positions(n, 2))(8), unknown)
+    assert np.array_equal(lj.shard(q, 2, dim=-3), lj.shard(q, 2, dim=1))
+    """, **DEVICES)  # fmt: skip
+
+
 def test_refusals() -> None:
     run_python(PRELUDE + """
     q, k, v, *_ = tensors((2, 48, 4, 2, 8, 6), False)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _context_layout as layouts
+from ._arguments import is_traced, shown
 from ._context_choice import Sizes, can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout
 from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
@@ -21,7 +22,19 @@ from ._jax_calls import Options, vary, varying_axes
 from ._jax_context_heads import Heads
 from ._jax_context_ring import Ring, gathered_attention, ring_attention
 from ._jax_derivatives import NO_GRADIENT_OF_SLOPES
-from ._jax_options import arrays_among, arrays_of, flags, random_state, static_options, switch, window
+from ._jax_options import (
+    array,
+    arrays_among,
+    arrays_of,
+    flags,
+    integer,
+    known,
+    random_state,
+    real,
+    static_options,
+    switch,
+    window,
+)
 
 Array = jax.Array
 Axes = str | tuple[str, str]
@@ -81,7 +94,8 @@ def context_parallel_attention(
     -------
     out : shape of q with v's head_dim; and lse : (batch, heads, tokens) or (heads, tokens), if return_lse; both differentiable
 
-    Derivatives: gradients, once; with scheme "heads" and without dropout all derivatives of `attention`.
+    Derivatives: gradients, once, in reverse mode; with scheme "heads" and without dropout_p all derivatives of `attention`, in
+    reverse and forward mode.
 
     Raises
     ------
@@ -96,7 +110,7 @@ def context_parallel_attention(
     given = read_given(scheme, order, cu_seqlens, causal, window_size)
     sizes = check_arrays(q, k, v, given, sizes_of_axes)
     scheme = chosen_scheme(given, sizes)[0]
-    if dropout_p and seed is None:
+    if seed is None and real(dropout_p, "dropout_p"):
         raise InvalidError("seed is None; with dropout_p it must be given, and be the same on all devices")
     options = Options(
         flags=flags(causal, "bottom_right", window_size, softmax_scale, deterministic),
@@ -125,7 +139,7 @@ def divided(
     ranks = heads_size * ring_size
     layout = Layout(given.order, q.shape[-3] * ranks, ranks, given.cu_seqlens)
     heads = Heads(along_heads, heads_size, q.shape[-2], k.shape[-2], layout)
-    ring = Ring(along_ring, ring_size, heads, layout, given.window)
+    ring = Ring(along_ring, ring_size, heads, layout, given.window, scheme)
     arrays = (q, k, v, extras)
     q, k, v, extras = vary(arrays, tuple(dict.fromkeys((*varying_axes(arrays), *axes))))
     extras = {name: heads.share(x) if name in ("alibi_slopes", "learnable_sink") else x for name, x in extras.items()}
@@ -151,14 +165,16 @@ def _refuse(primals: Any, tangents: Any) -> Any:
 
 def axis_names(axis_name: Any) -> tuple[str, ...]:
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    if len(names) not in (1, 2):
-        raise InvalidError(f"axis_name is {axis_name!r}; it must be one mesh axis, or two, (heads, ring)")
+    if len(names) not in (1, 2) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InvalidError(
+            f"axis_name is {shown(axis_name)}; it must be the name of one mesh axis, or a tuple of two names, (heads, ring)"
+        )
     return names
 
 
 def read_given(scheme: Any, order: Any, cu_seqlens: Any, causal: Any, window_size: Any) -> Given:
     layouts.check_order(order)
-    if isinstance(cu_seqlens, jax.core.Tracer):
+    if any(is_traced(x) for x in jax.tree.leaves(cu_seqlens)):
         raise UnsupportedError("cu_seqlens is traced, and decides what the devices send; it must be known while JAX traces")
     documents = documents_of(cu_seqlens)
     sides = window(window_size)
@@ -198,7 +214,12 @@ def explain_context_parallel(
     axis of `ranks` = (n,) devices, or (heads, ring), why, and how many bytes a device sends. Other options do not affect the
     choice."""
     given = read_given(scheme, order, cu_seqlens, causal, window_size)
-    sizes = check_arrays(q, k, v, given, tuple(ranks))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not hasattr(x, "ndim"):
+            raise TypeError(f"{name} must be an array or a jax.ShapeDtypeStruct, not {type(x).__name__}")
+    if not isinstance(known(ranks, "ranks"), (tuple, list)) or len(ranks) not in (1, 2):
+        raise TypeError(f"ranks must be a tuple (n,) or (heads, ring), not {ranks!r}")
+    sizes = check_arrays(q, k, v, given, tuple(positive(n, f"ranks[{i}]") for i, n in enumerate(ranks)))
     return explanation(*chosen_scheme(given, sizes), sizes, order)
 
 
@@ -219,10 +240,21 @@ def unshard(x: Array, ranks: int, *, dim: int = 1, order: str = "zigzag") -> Arr
 def positions(tokens: int, ranks: int, *, order: str = "zigzag") -> np.ndarray:
     """The numbers (int64) of the tokens in the order of the shards, for rotary embedding and labels."""
     layouts.check_order(order)
+    tokens, ranks = integer(tokens, "tokens"), positive(ranks, "ranks")
     layouts.check_tokens(tokens, order, ranks)
     return np.concatenate([layouts.tokens_of(order, tokens, rank, ranks) for rank in range(ranks)])
 
 
+def positive(x: Any, name: str) -> int:
+    value = integer(x, name)
+    if value < 1:
+        raise InvalidError(f"{name} is {value}; it must be at least 1")
+    return value
+
+
 def _moved(x: Array, ranks: int, dim: int, order: str, *, inverse: bool) -> Array:
+    x, dim = array(x, "x"), integer(dim, "dim")
+    if not -x.ndim <= dim < x.ndim:
+        raise InvalidError(f"dim is {dim}; it must be an axis of x, which has {x.ndim} dimensions")
     tokens = positions(x.shape[dim], ranks, order=order)
     return jnp.take(x, np.argsort(tokens) if inverse else tokens, axis=dim, unique_indices=True)

@@ -23,6 +23,7 @@ from ._jax_calls import BACKWARD, FORWARD, POSITIONS, Options, lse_dtype, of_hea
 from ._jax_context_heads import Heads
 from ._jax_merge import merge
 from ._jax_primitives import bind, call_of
+from ._jax_reverse_only import reverse_only
 
 Array = jax.Array
 Extras = dict[str, Array]
@@ -39,6 +40,7 @@ class Ring:
     heads: Heads
     layout: Layout
     window: tuple[int, int]  # keys that a row sees to the left and right; -1: all
+    scheme: str
 
     def members(self, device: int) -> tuple[int, ...]:
         """The shards whose tokens a device has after the exchange of heads."""
@@ -100,13 +102,21 @@ class Ring:
         return jax.lax.cond(jnp.asarray(sees)[self.device()], compute, nothing, *arrays)
 
 
+def without_forward_mode(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Any, ...]:
+    """The arrays, with forward mode refused for those that have gradients."""
+    scheme = repr(ring.scheme) + (" and dropout_p" if options.dropout_p else "")
+    if "learnable_sink" in extras:
+        extras = extras | {"learnable_sink": reverse_only(scheme, extras["learnable_sink"])}
+    return reverse_only(scheme, q), reverse_only(scheme, k), reverse_only(scheme, v), extras
+
+
 def gathered_attention(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
     """All keys in one call: (out, lse)."""
     if ring.size > 1:
-        return _gathered(ring, options, q, k, v, extras)
+        return _gathered(ring, options, *without_forward_mode(ring, options, q, k, v, extras))
     extras = extras | whole_sides(ring, q)
     if options.dropout_p and ring.heads.size > 1:  # the tangents do not support head_begin
-        return _once(ring, options, q, k, v, extras)
+        return _once(ring, options, *without_forward_mode(ring, options, q, k, v, extras))
     out, lse = forward(ring, options, q, k, v, extras)
     return out, lse
 
@@ -211,7 +221,7 @@ def without_sink(extras: Extras) -> Extras:
 
 def ring_attention(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
     """(out, lse), with first derivatives for q, k, v and learnable_sink."""
-    return _ring(ring, options._replace(wide=True), q, k, v, extras)
+    return _ring(ring, options._replace(wide=True), *without_forward_mode(ring, options, q, k, v, extras))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
