@@ -103,6 +103,32 @@ def test_what_is_wrong_with_symbolic_dimensions_shows_when_it_runs() -> None:
         export(libflash.jax.attention, spec("s, 2, 8"), *good[1:])
 
 
+def test_a_program_for_several_devices_needs_shard_map() -> None:
+    """Rules for arrays that jit shards cannot be exported; the error says so, of gradients too."""
+    run_python("""
+        import jax, jax.numpy as jnp, numpy as np, libflash, libflash.jax
+        from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+        checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in libflash.jax.CUSTOM_CALLS]
+        mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+        q = jax.device_put(jnp.ones((4, 8, 8, 16)), NamedSharding(mesh, P("x", None, "y")))
+        attention = lambda q: libflash.jax.attention(q, q, q, causal=True)
+        gradient = jax.grad(lambda q: attention(q).sum())
+        decode = lambda q: libflash.jax.decode(q[:, :1], q, q)
+        for name, function in (("attention", attention), ("attention", gradient), ("decode", decode)):
+            try:
+                jax.export.export(jax.jit(function), disabled_checks=checks)(q)
+            except libflash.UnsupportedError as error:
+                text = str(error)
+            else:
+                raise AssertionError(f"not refused: {name}")
+            assert text.startswith(f"libflash.jax.{name} cannot be exported in a program for 4 devices"), text
+            assert "call it inside jax.shard_map" in text, text
+            mapped = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("x", None, "y"), out_specs=P("x", None, "y")))
+            exported = jax.export.export(mapped, disabled_checks=checks)(q)
+            np.testing.assert_array_equal(exported.call(q), jax.jit(function)(q))
+    """, XLA_FLAGS="--xla_force_host_platform_device_count=4")  # fmt: skip
+
+
 def test_programs_are_exported_beside_several_devices() -> None:
     """A program for one device, exported by a process with four."""
     run_python("""

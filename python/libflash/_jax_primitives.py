@@ -38,6 +38,10 @@ FORWARD_TWICE = (
     "attention has no forward-mode derivative of a forward-mode derivative; use reverse mode for one of the two: "
     "jax.hessian, jax.jacfwd(jax.grad(f)), jax.grad of jax.jvp"
 )
+NO_EXPORT = (
+    "libflash.jax.{} cannot be exported in a program for {} devices, because JAX exports no rules for sharding: call it inside "
+    "jax.shard_map, where each device computes its part, or export the program for one device"
+)
 PRIMITIVES = {
     operation: Primitive("libflash_" + name)
     for operation, name in {
@@ -83,6 +87,22 @@ def run(*operands: Any, call: Call, program: Any) -> Any:
     return jaxpr_as_fun(program)(*operands)
 
 
+lower_program = mlir.lower_fun(run, multiple_results=True)
+
+
+def lower(ctx: Any, *operands: Any, call: Call, program: Any) -> Any:
+    """Lower the program. jax.export cannot store the rules for sharded arrays, which JAX keeps in the process."""
+    module = ctx.module_context
+    if not getattr(getattr(module, "lowering_parameters", None), "for_export", False):
+        return lower_program(ctx, *operands, call=call, program=program)
+    kept = len(module.keepalives)
+    made = lower_program(ctx, *operands, call=call, program=program)
+    if len(module.keepalives) > kept:
+        name = "decode" if call.operation == DECODE else "attention"
+        raise UnsupportedError(NO_EXPORT.format(name, module.axis_context.num_devices))
+    return made
+
+
 def abstract(*operands: Any, call: Call, program: Any) -> Any:
     return program.out_avals
 
@@ -91,4 +111,4 @@ for _primitive in PRIMITIVES.values():
     _primitive.multiple_results = True
     _primitive.def_impl(run)  # type: ignore[no-untyped-call]
     _primitive.def_abstract_eval(abstract)  # type: ignore[no-untyped-call]
-    mlir.register_lowering(_primitive, mlir.lower_fun(run, multiple_results=True))
+    mlir.register_lowering(_primitive, lower)
