@@ -245,7 +245,8 @@ CacheScale scale_of_view(const DecodeProblem& p) {
     const int64_t group = p.cache.k.shape[3] / k.groups;
     if (p.head_dim_v % group != 0) {
         if (p.k_new.present && k.of_rows)
-            invalid("head_dim_v", "must be a multiple of the channels that share a scale of k_cache if an append computes k_scale",
+            invalid("head_dim_v",
+                    "must be a multiple of the channels that share a scale of k_cache if an append computes k_scale",
                     p.head_dim_v, " and ", group);
         invalid("v_scale", "is required if head_dim_v is not a multiple of the channels that share a scale of k_cache",
                 p.head_dim_v, " and ", group);
