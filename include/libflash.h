@@ -411,9 +411,9 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Packed rows. With cu_seqlens_q, each sequence has its own number of query rows: sequence b has rows cu_seqlens_q[b] to
  * cu_seqlens_q[b + 1] - 1, and Sq is their number. So one call takes chunks of prefill of any length, rows of decode, and
- * sequences without a row: their new rows, if they have any, are appended, and otherwise their table entries are not read.
- * Rows of q, out and lse after cu_seqlens_q[B] are not touched. k_new and v_new are then packed too, (total_new, Hk, D) and (total_new, Hk, Dv), by
- * cu_seqlens_new; cu_seqlens_new alone packs only them. The lengths are never needed on the host.
+ * sequences without a row: their new rows, if they have any, are appended, and otherwise their table entries are not read. Rows
+ * of q, out and lse after cu_seqlens_q[B] are not touched. k_new and v_new are then packed too, (total_new, Hk, D) and
+ * (total_new, Hk, Dv), by cu_seqlens_new; cu_seqlens_new alone packs only them. The lengths are never needed on the host.
  *
  * Trees (speculative decoding). The last Sq keys of a sequence are those of its query rows. With tree_mask, which replaces the
  * causal rule, a row sees those of them whose bit is set, and all earlier keys: bit j % 32 of word j / 32 is for the j-th of the
@@ -500,10 +500,10 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * v can reach a row of its sequence that does not see it (see the rules above); the workspace grows with the rows of the call
  * times the capacity, and split_size makes it smaller.
  *
- * Views and parts, as in multi-head latent attention. v_cache may be a view of the first Dv channels of k_cache:
- * the same address, strides and type. An append then has no v_new, and the scales of k_cache hold for v_cache too, unless
- * v_scale is given. Without v_scale Dv is a multiple of the channels that share a scale of k_cache; an append that computes
- * k_scale requires that v_scale is NULL. With k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows,
+ * Views and parts, as in multi-head latent attention. v_cache may be a view of the first Dv channels of k_cache: the same
+ * address, strides and type. An append then has no v_new, and the scales of k_cache hold for v_cache too, unless v_scale is
+ * given. Without v_scale Dv is a multiple of the channels that share a scale of k_cache; an append that computes k_scale requires
+ * that v_scale is NULL. With k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows,
  * Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr), packed
  * (total_new, Hk, Dr), is appended to it as it is: rotary_cos is then refused (UNSUPPORTED). All tensors of a cache may be views
  * of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a multiple of 16, and beside codes there are at most 144

@@ -422,3 +422,10 @@ def test_jax_reads_pages() -> None:
         jax.grad(lambda q: call(q, given).sum())(given["q"])
     with pytest.raises(libflash.UnsupportedError, match="block_table together with dropout_p or seqused_q is for PyTorch"):
         call(given["q"], given, seqused_q=given["used"])
+
+
+@pytest.mark.parametrize("length", [True, -1, 2**40])
+def test_a_length_as_a_number_is_checked(length: int) -> None:
+    q, k, v = qkv()
+    with pytest.raises(libflash.InvalidError, match=rf"cache_seqlens is {length}; as a number it must be 0 to"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=length)

@@ -235,3 +235,16 @@ def test_packed_decode_with_long_lengths_and_in_a_trace() -> None:
     wanted = libflash.torch.decode(q, *caches, cu_seqlens_q=starts)
     assert torch.equal(step(q), wanted)
     assert torch.equal(torch.jit.trace(step, (torch.zeros_like(q),))(q), wanted)
+
+
+@pytest.mark.parametrize("channels", [-1, 0, 17, 2**40])
+def test_head_dim_v_is_refused_before_a_result_is_made(channels: int) -> None:
+    q, cache, cu = torch.randn(5, 4, 16), torch.randn(2, 8, 2, 16), torch.tensor([0, 2, 5], dtype=torch.int32)
+    with pytest.raises(libflash.InvalidError, match=rf"head_dim_v is {channels}; it must be at least 1 and at most"):
+        libflash.torch.decode(q, cache, None, head_dim_v=channels, cu_seqlens_q=cu)
+
+
+def test_a_cache_without_a_head_is_named() -> None:
+    q, cache, rope = torch.randn(2, 1, 4, 40), torch.randn(8, 4, 32), torch.randn(8, 4, 8)
+    with pytest.raises(libflash.InvalidError, match="q and k_cache have 4 and 3 dimensions"):
+        libflash.torch.decode(q, cache, None, k_rope_cache=rope, head_dim_v=32)

@@ -141,3 +141,12 @@ def test_a_broken_lse_reaches_the_results_and_the_derivatives(broken: float) -> 
         results, tangents = func.jvp(merge, x, (*x[:2], lse, lse))
         gradients = func.grad(lambda *y: sum(z.sum() for z in merge(*y)), (0, 2))(*x)
         assert all(y.isnan().all() for y in (*merge(*x), *results, *tangents, *gradients))
+
+
+@pytest.mark.parametrize("given", [torch.ones(2, 3, 4, 8), None, iter(())], ids=("tensor", "None", "iterator"))
+def test_containers_are_lists_or_tuples(given: Any) -> None:
+    """A tensor in their place would be merged along its first dimension, the batch."""
+    with pytest.raises(TypeError, match="outs must be a list or tuple of arrays, not "):
+        libflash.torch.merge(given, [torch.ones(2, 4, 3)])
+    with pytest.raises(TypeError, match="lses must be a list or tuple of arrays, not "):
+        libflash.torch.merge([torch.ones(2, 3, 4, 8)], given)

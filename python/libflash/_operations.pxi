@@ -282,7 +282,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         New keys and values to append. The rows of the cache that the call writes must not hold other keys that a sequence of the
         call reads; the CPU refuses that.
     rotary_cos, rotary_sin : (positions, rotary_dim / 2), float32 or q's type
-        Rotate the first rotary_dim channels of q and of the new k by the angles of their position: cache_seqlens[b] + i.
+        Rotate the first rotary_dim channels of q and of the new k by the angles of their position: cache_seqlens[b] + i, or
+        q_positions. Without a causal rule, window, tree_mask or q_positions all query rows have position cache_seqlens[b].
     rotary_interleaved : bool
         Channels are paired (0, 1), (2, 3), ...; otherwise (0, r/2), (1, r/2 + 1), ...
     causal : bool, window_size : (left, right)
@@ -380,7 +381,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
                        tree_mask, cu_seqlens_tree, shared_groups, shared_lens, shard, invariant, backend, kernel)
         check_new_rows(k, v, v_cache)
         if tq.ndim != (4 if cu_seqlens_q is None else 3) or tv.ndim != 4:
-            raise InvalidError(f"q and v_cache have {tq.ndim} and {tv.ndim} dimensions; both need 4, (batch, seqlen, heads, "
+            name = "k_cache" if v_cache is None else "v_cache"
+            raise InvalidError(f"q and {name} have {tq.ndim} and {tv.ndim} dimensions; both need 4, (batch, seqlen, heads, "
                                "head_dim); q needs 3, (total, heads, head_dim), with cu_seqlens_q")
         if out is None:
             out_array = new_out(&call, source, q, &tq, tv.shape[3], BSHD, "out", &tout, options.shard_count > 1)

@@ -161,8 +161,9 @@ def attention_backward_tangent(
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     values = k_cache if v_cache is None else v_cache
     if q.dim() != (3 if "cu_seqlens_q" in options else 4) or values.dim() != 4:
+        name = "k_cache" if v_cache is None else "v_cache"
         raise InvalidError(
-            f"q and v_cache have {q.dim()} and {values.dim()} dimensions; both need 4, but q needs 3 with cu_seqlens_q"
+            f"q and {name} have {q.dim()} and {values.dim()} dimensions; both need 4, but q needs 3 with cu_seqlens_q"
         )
     channels = values.shape[-1] if v_cache is not None else options.get("head_dim_v", 1)
     out = q.new_empty((*q.shape[:-1], channels), dtype=decode_type(q, options))

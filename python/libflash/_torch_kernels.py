@@ -213,7 +213,8 @@ def attention_backward_tangent(
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     channels = options.get("head_dim_v", 1) if v_cache is None else v_cache.shape[-1]
-    if "cu_seqlens_q" in options:
+    # A head_dim_v that the library refuses makes no tensor before.
+    if "cu_seqlens_q" in options and (v_cache is not None or 0 < channels <= k_cache.shape[-1]):
         filled_results(q, channels, options, decode_type(q, options))
     out, lse = _core.decode(q, k_cache, v_cache, return_lse=True, **library_options(options))
     return out, lse

@@ -328,7 +328,7 @@ def flash_attn_with_kvcache(
     if block_table is not None and cache_batch_idx is not None:
         block_table, cache_batch_idx = three.rows_of_table(block_table, cache_batch_idx), None
     if isinstance(cache_seqlens, Integral):  # of Python or NumPy
-        cache_seqlens = _full_lengths(q, int(cache_seqlens), q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
+        cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1)
     options = dict(
         k=_rows(k),
         v=_rows(v),
@@ -466,7 +466,10 @@ def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
     return tuple(packed[..., i, :, :] for i in range(count))
 
 
-def _full_lengths(q: Array, length: int, batch: int) -> Array:
+def _full_lengths(q: Array, length: Integral, batch: int) -> Array:
+    if isinstance(length, bool) or not 0 <= int(length) < 2**31:
+        raise InvalidError(f"cache_seqlens is {length}; as a number it must be 0 to 2**31 - 1")
+    length = int(length)
     for library, name in (("torch", "Tensor"), ("jax", "Array")):
         if _is(q, library, name):
             module = sys.modules["torch" if library == "torch" else "jax.numpy"]

@@ -22,6 +22,7 @@ import torch
 from . import _core
 from . import _torch_kernels as kernels
 from . import _torch_ops as ops
+from ._arguments import check_parts
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
@@ -475,8 +476,7 @@ def merge(
     may differ.
     """
     return_lse = flag(return_lse, "return_lse")
-    if len(outs) != len(lses):
-        raise InvalidError(f"outs has {len(outs)} tensors and lses {len(lses)}; they must be as many")
+    check_parts(outs, lses)
     for i, (one, its_lse) in enumerate(zip(outs, lses, strict=True)):
         require_tensors(**{f"outs[{i}]": one, f"lses[{i}]": its_lse})
     require_tensors(out=out, lse=lse)
