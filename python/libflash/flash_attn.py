@@ -466,10 +466,10 @@ def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
     return tuple(packed[..., i, :, :] for i in range(count))
 
 
-def _full_lengths(q: Array, length: Integral, batch: int) -> Array:
-    if isinstance(length, bool) or not 0 <= int(length) < 2**31:
-        raise InvalidError(f"cache_seqlens is {length}; as a number it must be 0 to 2**31 - 1")
-    length = int(length)
+def _full_lengths(q: Array, given: Any, batch: int) -> Array:
+    if isinstance(given, bool) or not 0 <= int(given) < 2**31:
+        raise InvalidError(f"cache_seqlens is {given}; as a number it must be 0 to 2**31 - 1")
+    length = int(given)
     for library, name in (("torch", "Tensor"), ("jax", "Array")):
         if _is(q, library, name):
             module = sys.modules["torch" if library == "torch" else "jax.numpy"]
