@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from . import _core
+from ._arguments import check_parts
 from ._block_mask import BlockMask
 from ._errors import InvalidError, NoDeviceError
 from ._torch_kernels import BLOCK_LISTS, decode_type, library_options, lse_shape, lse_type, optional_gradients, with_parts
@@ -191,8 +192,7 @@ def cache_write(
 
 
 def merge(outs: list[Tensor], lses: list[Tensor], *, layout: str = "bshd", **options: Any) -> tuple[Tensor, Tensor]:
-    if not outs or len(outs) != len(lses):
-        raise InvalidError(f"outs has {len(outs)} tensors and lses {len(lses)}; they must be as many, and at least one")
+    check_parts(outs, lses)
     first = outs[0]
     if first.dim() not in (3, 4):
         raise InvalidError(f"outs[0] has {first.dim()} dimensions; it needs 4, or 3 if packed")
