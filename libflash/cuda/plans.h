@@ -109,6 +109,12 @@ struct BackwardParts {
     int64_t launches = 1;   // the number of launches for each key tile
 };
 
+// Key tiles of the dK/dV kernel whose query tiles several thread blocks divide, so that no multiprocessor is idle.
+struct BackwardSplits {
+    int64_t first = 0;   // the split key tiles are the last ones of the schedule, from this one on
+    int64_t splits = 1;  // of a split key tile; 1: no key tile is split
+};
+
 struct BackwardPlan {
     Instance instance;
     int tile_q = 0, tile_k = 0;        // of the dK/dV kernel
@@ -123,9 +129,14 @@ struct BackwardPlan {
     bool fixed_order = false;  // the dK/dV kernel adds to the dQ accumulator in a fixed order
     // In launch order.
     LaunchShape statistics, dq_counters, dk_dv, dq_conversion, dq, dsink, dbias;
-    int64_t key_tiles = 0;  // key tiles of all key heads: the work tiles of dk_dv
+    int64_t key_tiles = 0;  // of all key heads
     BackwardParts parts;    // of dk_dv
-    Workspace workspace;    // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums"
+    BackwardSplits split_tiles;
+    // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums", "split_counters", "split_sums"
+    Workspace workspace;
+
+    // A work tile of dk_dv is a key tile, or a split of one.
+    int64_t work_tiles() const { return key_tiles + (key_tiles - split_tiles.first) * (split_tiles.splits - 1); }
 };
 
 struct DecodePlan;

@@ -66,6 +66,10 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     if (plan.dq_tile_q > 0) line(text, "", "dq: ", plan.dq_tile_q, " queries x ", plan.dq_tile_k, " keys");
     line(text, "schedule", plan.dynamic ? "dynamic, " : "static, ", plan.key_schedule.heads_per_group, " key heads at a time",
          plan.fixed_order ? ", last keys first; additions to dq in this order" : "");
+    const cuda::BackwardSplits& split_tiles = plan.split_tiles;
+    if (split_tiles.splits > 1)
+        line(text, "key tiles", plan.key_tiles, ", of which the last ", plan.key_tiles - split_tiles.first, " in ",
+             split_tiles.splits, " splits of their queries");
     LaunchLines launches{text};
     launches.add("softmax statistics", plan.statistics);
     launches.add("order of additions to dq", plan.dq_counters);

@@ -110,7 +110,7 @@ def backward_libflash(p: Problem, kernel: str | None, backend: str | None = None
     options = {"causal": p.cell.causal}
     out, lse = libflash.attention(p.q, p.k, p.v, return_lse=True, **options)
     options |= {"kernel": kernel, "backend": backend, **more}
-    made = {name: torch.empty_like(p.q) for name in RESULTS["backward"]}
+    made = {f"d{name}": torch.empty_like(x) for name, x in (("q", p.q), ("k", p.k), ("v", p.v))}
     return lambda: libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, **made, **options)
 
 

@@ -9,7 +9,19 @@ from collections.abc import Callable, Iterator
 import torch
 from _block_masks import block_mask, compare
 from _cells import GPU_TOKENS, GPU_WIDTH, Cell
-from _gpu_contenders import FAMILY, HELD, OURS, Problem, forward_libflash, problem
+from _gpu_contenders import (
+    FA3,
+    FAMILY,
+    HELD,
+    OURS,
+    RESULTS,
+    Problem,
+    backward_fa3,
+    backward_libflash,
+    flash_attention_3,
+    forward_libflash,
+    problem,
+)
 from _report import mask_name
 from gpu_attention import agree
 
@@ -24,6 +36,7 @@ FP16_SEQLEN = 8192
 DENSITY, BLOCKS_HEAD_DIMS, BLOCKS_SEQLEN = 0.5, (64, 96, 128, 192, 256), 4096
 OPTIONS = ("softcap", "alibi", "bias", "mask", "dropout")
 OPTIONS_HEAD_DIMS, OPTIONS_SEQLEN = (64, 128, 256), 2048
+SINGLE_HEAD_DIMS, SINGLE_SEQLENS = (64, 128, 256), (1024, 4096)
 
 Call = Callable[[], object]
 
@@ -168,7 +181,35 @@ def arguments(option: str, p: Problem) -> dict[str, object]:
     return {"dropout_p": 0.1, "seed": 1}
 
 
-SECTIONS = {"packed": packed, "heads": heads, "product": product, "fp16": fp16, "blocks": blocks, "options": options}
+def single(head_dim: int, seqlen: int, causal: bool) -> Contest:
+    p = problem(dataclasses.replace(cell(head_dim, seqlen, causal, batch=1), direction="backward"))
+    p = dataclasses.replace(p, k=p.k[:, :, ::GROUP].contiguous(), v=p.v[:, :, ::GROUP].contiguous())
+    many = problem(dataclasses.replace(cell(head_dim, DENSE_SEQLEN, causal), direction="backward"))
+    calls = {"single": backward_libflash(p, None), "many": backward_libflash(many, None)}
+    ratios, gflop = (
+        {"single": ("many", "single")},
+        {name: exact_gflop([x.cell.seqlen] * x.cell.batch, x.cell) * 2.5 for name, x in (("single", p), ("many", many))},
+    )
+    if flash_attention_3():
+        calls[FA3], ratios["single fa3"], gflop[FA3] = backward_fa3(p), (FA3, "single"), gflop["single"]
+    name = f"{name_of(p.cell)} heads {p.q.shape[2]}/{p.k.shape[2]}"
+
+    def check() -> None:
+        for result, mine, other in zip(RESULTS["backward"], calls["single"](), backward_libflash(p, None, FAMILY)(), strict=True):
+            agree(f"single {name}: {result}", "backward", "bfloat16", mine, other)
+
+    return Contest(name, calls, ratios, gflop, check)
+
+
+SECTIONS = {
+    "packed": packed,
+    "heads": heads,
+    "product": product,
+    "fp16": fp16,
+    "blocks": blocks,
+    "options": options,
+    "single": single,
+}
 
 
 def axes(quick: bool) -> dict[str, tuple[tuple, ...]]:
@@ -184,6 +225,7 @@ def axes(quick: bool) -> dict[str, tuple[tuple, ...]]:
         "fp16": (few(HEAD_DIMS), MASKS),
         "blocks": (few(BLOCKS_HEAD_DIMS),),
         "options": (OPTIONS, few(OPTIONS_HEAD_DIMS)),
+        "single": (few(SINGLE_HEAD_DIMS), few(SINGLE_SEQLENS), MASKS),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import abi
 import pytest
-from described import ADDRESS, explain, lines_of, tensor
+from described import ADDRESS, DEVICES, explain, lines_of, tensor
 from described_plans import (
     BLOCKS,
     DSCORES,
@@ -194,3 +194,58 @@ def test_workspace_of_gradient_sums_is_bounded(lib: c.CDLL) -> None:
     others = (1 << 20) * 16 * (8 + 128 * 4)
     counter = 256  # of work tiles
     assert plan["workspace"] == [f"{others + 16 * 132 * 2 * 128 * 128 * 4 + counter} bytes"]
+
+
+def rows_of(sequences: int, length: int, heads_q: int, heads_k: int, head_dim: int = 128) -> tuple[abi.Tensor, ...]:
+    q, k = (tensor(sequences, length, heads, head_dim) for heads in (heads_q, heads_k))
+    return q, k, k
+
+
+CAUSAL = {"flags": abi.CAUSAL}
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "splits"),
+    [
+        (rows_of(1, 2048, 32, 8), CAUSAL, (128, 128, 2)),  # the longest key tile takes twice its part of the whole
+        (rows_of(1, 2048, 32, 8), {"flags": abi.CAUSAL | abi.DETERMINISTIC}, (128, 128, 2)),
+        (rows_of(1, 4096, 32, 1), CAUSAL, (32, 32, 8)),
+        (rows_of(1, 1024, 32, 8), {}, (64, 64, 2)),  # half of the thread blocks would have no key tile
+        (rows_of(4, 4096, 16, 16), {}, (2048, 68, 3)),  # 15 for each thread block, and 68
+        (rows_of(1, 1024, 32, 8), {"alibi_slopes": tensor(32, dtype=abi.FLOAT32), **CAUSAL}, (64, 64, 3)),
+        (rows_of(1, 1024, 8, 8), {"alibi_slopes": tensor(8, dtype=abi.FLOAT32)}, None),  # only whole query heads
+        (rows_of(1, 1024, 8, 8), {}, (64, 64, 2)),
+        (rows_of(1, 2048, 32, 8), {}, None),  # one key tile for each thread block
+        (rows_of(4, 4096, 16, 16), CAUSAL, None),  # the short key tiles are last
+        (rows_of(1, 1024, 32, 8), {"block_mask": BLOCKS}, None),  # the host does not know which query tiles it keeps
+        (rows_of(1, 1 << 18, 8, 1), {}, None),  # several launches for each key tile
+    ],
+)
+def test_splits_of_key_tiles(
+    lib: c.CDLL, rows: tuple[abi.Tensor, ...], options: dict[str, Any], splits: tuple[int, int, int] | None
+) -> None:
+    plan = plan_lines(lib, "H200", "backward", rows, **options)
+    assert plan["kernel"][0].startswith("backward_sm90")
+    if splits is None:
+        assert "key tiles" not in plan
+        return
+    tiles, split, count = splits
+    assert plan["key tiles"] == [f"{tiles}, of which the last {split} in {count} splits of their queries"]
+    blocks = min(132, tiles + split * (count - 1))
+    assert any(line.startswith(f"dk and dv: {blocks} thread blocks") for line in plan["launch"])
+
+
+@pytest.mark.parametrize(("options", "heads"), [({}, 1), (CAUSAL, 8)])
+def test_groups_of_sm80_under_a_causal_mask(lib: c.CDLL, options: dict[str, Any], heads: int) -> None:
+    """32 key tiles of 8 heads fill the 264 thread blocks that fit: two on each multiprocessor."""
+    plan = plan_lines(lib, "H200", "backward", rows_of(1, 4096, 32, 8), backend=b"sm80", **options)
+    assert plan["schedule"] == [f"static, {heads} key heads at a time"]
+
+
+@pytest.mark.parametrize("backend", [b"sm90", b"sm80"])
+def test_groups_of_tangents_under_a_causal_mask(lib: c.CDLL, backend: bytes) -> None:
+    """sm90: tiles of 128 keys, a thread block on each of 132 multiprocessors; sm80: tiles of 64 keys, two thread blocks on each."""
+    q, k, v = rows_of(1, 4096, 32, 8)
+    lib.describe(*DEVICES["H200"])
+    text = explain(lib, "backward_tangent", (q, k, v), tangents={"q": q, "k": k, "v": v}, backend=backend, **CAUSAL)
+    assert lines_of(text)["schedule"] == ["static, 4 key heads at a time"]

@@ -12,20 +12,23 @@
 
 namespace libflash::cuda {
 
-template <class Kernel, class T = ElementOf<Kernel::config.dtype>,
-          int kLanes = softmax_statistics_lanes(Kernel::config.head_dim, sizeof(T))>
-using SoftmaxStatisticsOf =
-    std::conditional_t<(Kernel::config.head_dim > 256), SoftmaxStatisticsUnit<T, kLanes, 1>,  // small code
-                       SoftmaxStatisticsUnit<T, kLanes>>;
+template <class Kernel>
+using SoftmaxStatisticsOf = SoftmaxStatisticsUnit<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim>;
 template <class Kernel>
 using DsinkOf = Dsink<ElementOf<Kernel::config.dtype>>;
 template <class Kernel>
 using DbiasOf = Dbias<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim>;
 
+__device__ __forceinline__ void clear_counters(const SplitTilesParams& tiles) {
+    const int threads = static_cast<int>(gridDim.x * blockDim.x);
+    for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < tiles.count; i += threads) tiles.counters[i] = 0;
+}
+
 template <class Kernel>
 __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
     softmax_statistics_kernel(const __grid_constant__ BackwardParams params) {
     if (params.next_work_tile && blockIdx.x == 0 && threadIdx.x == 0) *params.next_work_tile = 0;
+    if (params.split_tiles.counters) clear_counters(params.split_tiles);
     SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
     unit.run(kUnitRows * Kernel::config.head_dim);
 }
@@ -61,8 +64,9 @@ int for_each_part(const BackwardPlan& plan, BackwardParams params, const Launch&
     LaunchShape shape = plan.dk_dv;
     const auto group = static_cast<int32_t>(params.group_size), heads = parts.heads ? static_cast<int32_t>(parts.heads) : group;
     BackwardPart& part = params.part;
-    for (int64_t first = 0; first < plan.key_tiles; first += part.work_tiles) {
-        const int64_t count = parts.key_tiles ? std::min(parts.key_tiles, plan.key_tiles - first) : plan.key_tiles;
+    const int64_t all = plan.work_tiles();
+    for (int64_t first = 0; first < all; first += part.work_tiles) {
+        const int64_t count = parts.key_tiles ? std::min(parts.key_tiles, all - first) : all;
         shape.blocks = std::min(plan.dk_dv.blocks, count);
         part.first_work_tile = static_cast<int32_t>(first);
         part.work_tiles = static_cast<int32_t>(count);

@@ -113,31 +113,49 @@ struct DqAccumulator {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         T* dq = static_cast<T*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head +
                 rows.start * params.dq.row;
-        for (int i = 0; i < kUnitRows / kBlockM; ++i) {
-            const int tile = work.tile * (kUnitRows / kBlockM) + i;
-            if (tile * kBlockM >= rows.owned) return;
-            const float* mine = params.dq_accumulator + tile_offset(first_unit, tile) + warp * kWarpFloats;
+        const float* const sums = params.dq_accumulator + warp * kWarpFloats;
+        constexpr int kTiles = kUnitRows / kBlockM, kTogether = 2 * kWarpFloats <= 64 * 32 && kTiles % 2 == 0 ? 2 : 1;
+#pragma unroll 1
+        for (int i = 0; i < kTiles; i += kTogether) {
+            float x[kTogether][kSlabs * kBlocks][4];
 #pragma unroll
-            for (int a = 0; a < kSlabs; ++a)
+            for (int t = 0; t < kTogether; ++t) {
+                const int tile = work.tile * kTiles + i + t;
+                if (tile * kBlockM >= rows.owned) continue;
 #pragma unroll
-                for (int n = 0; n < kBlocks; ++n) {
-                    float x[4];
-                    WarpQuad::load(mine + (a * kBlocks + n) * 128, lane, x);
+                for (int n = 0; n < kSlabs * kBlocks; ++n)
+                    WarpQuad::load(sums + tile_offset(first_unit, tile) + n * 128, lane, x[t][n]);
+            }
 #pragma unroll
-                    for (int r = 0; r < 2; ++r) {
-                        const int row = (warp % kRowWarps * kSlabs + a) * 16 + r * 8 + lane / 4;
-                        const bool exists = tile * kBlockM + row < rows.length;
-                        const float factor = undo_exponent_shift<T>() * params.softmax_scale;
-                        const uint32_t pair = exists ? pack_pair(x[2 * r] * factor, x[2 * r + 1] * factor, T()) : 0;
-                        store_shared(shared_address(shared) + QTile::offset(row, warp / kRowWarps * kBlocks + n) + lane % 4 * 4,
-                                     pair);
-                    }
-                }
-            __syncthreads();
-            QTile::template store<kWarps * 32>(shared, dq, params.dq.row, tile * kBlockM, rows.owned, params.head_dim,
-                                               params.vector_out, threadIdx.x);
-            __syncthreads();
+            for (int t = 0; t < kTogether; ++t) {
+                const int first_row = (work.tile * kTiles + i + t) * kBlockM;
+                if (first_row >= rows.owned) return;
+                write_rounded(x[t], shared_address(shared), warp, lane, rows.length - first_row,
+                              undo_exponent_shift<T>() * params.softmax_scale);
+                __syncthreads();
+                QTile::template store<kWarps * 32>(shared, dq, params.dq.row, first_row, rows.owned, params.head_dim,
+                                                   params.vector_out, threadIdx.x);
+                __syncthreads();
+            }
         }
+    }
+
+private:
+    // Writes the warp's part of a tile to shared memory: the first `count` rows times `factor`, zeros beyond.
+    __device__ static __forceinline__ void write_rounded(const float (&x)[kSlabs * kBlocks][4], uint32_t shared, int warp,
+                                                         int lane, int count, float factor) {
+        using QTile = SharedTile<kBlockM, kHeadDim>;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int row = (warp % kRowWarps * kSlabs + a) * 16 + r * 8 + lane / 4;
+                    const float* const pair = x[a * kBlocks + n] + 2 * r;
+                    store_shared(shared + QTile::offset(row, warp / kRowWarps * kBlocks + n) + lane % 4 * 4,
+                                 row < count ? pack_pair(pair[0] * factor, pair[1] * factor, T()) : 0);
+                }
     }
 };
 

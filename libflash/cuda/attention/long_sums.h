@@ -56,6 +56,9 @@ constexpr size_t gradient_sums_bytes(int tile_k, int head_dim) {
     return sizeof(float) * 2 * static_cast<size_t>(tile_k) * static_cast<size_t>(head_dim);
 }
 
+// Counters of a split key tile (SplitTilesParams): for dK and dV, one for each warp, which has 16 keys.
+constexpr int64_t split_counters(int tile_k) { return 2 * (tile_k / 16); }
+
 // Workspace of a thread block with tile_q query rows whose accumulators have `channels` columns. Up to two warps share a row, and
 // each has some state in addition to its sums.
 constexpr size_t long_sums_bytes(int tile_q, int channels) {

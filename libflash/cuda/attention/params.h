@@ -185,6 +185,16 @@ struct BackwardPart {
     int32_t taken_before;        // what earlier launches added to *BackwardParams::next_work_tile
 };
 
+// Key tiles whose dK and dV several thread blocks compute, each from a range of the query tiles (sm90/backward_split_sums.cuh).
+// The work tiles from `first` on are splits of the last key tiles of the schedule; those of a key tile follow each other.
+struct SplitTilesParams {
+    int32_t first = INT32_MAX;
+    Divisor splits = {1, 0, 0};   // of a key tile
+    int32_t count = 0;            // of `counters`
+    int32_t* counters = nullptr;  // workspace; the first kernel sets them to 0
+    float* sums = nullptr;        // workspace
+};
+
 struct BackwardParams {
     RowsParams q, k, v, out, dout, dq, dk, dv;
     RowStatisticsParams lse, dlse;
@@ -213,6 +223,7 @@ struct BackwardParams {
     int32_t* next_work_tile;  // of the tile scheduler (sm90/backward_tile_scheduler.cuh); the first kernel sets it to 0
     int32_t* dq_counters;     // one per query tile; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
     BackwardPart part;        // set for each launch of the dK/dV kernel
+    SplitTilesParams split_tiles;
     ShardParams shard;
     RowStatisticsParams delta;       // the caller's delta: read if `adds`, else written
     bool adds;                       // the kernels add to dq, dk and dv

@@ -22,10 +22,15 @@ __device__ __forceinline__ float lse_with_margin(float lse_log2) {
     return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
 }
 
-// kTogether: rows whose loads are in flight together.
-template <class T, int kLanes, int kTogether = sizeof(T) == 4 ? 2 : 4>
+// kHeadDim: the most channels.
+template <class T, int kHeadDim>
 struct SoftmaxStatisticsUnit {
-    static constexpr int kThreads = 256;
+    static constexpr int kThreads = 256, kLanes = softmax_statistics_lanes(kHeadDim, sizeof(T)), kValues = 16 / sizeof(T);
+    static constexpr int kLoads = (kHeadDim + kLanes * kValues - 1) / (kLanes * kValues);  // of a lane, 16 bytes of a row each
+    static constexpr int kRowsAtOnce = kThreads / kLanes, kRounds = kUnitRows / kRowsAtOnce;
+    // Rows of a thread whose loads are in flight together.
+    static constexpr int kTogether = kHeadDim > 256 ? 1 : (8 / kLoads < kRounds ? 8 / kLoads : kRounds);
+    static_assert(kRounds % kTogether == 0, "the last rows of a unit");
 
     const BackwardParams& params;
     TileCoordinates work;
@@ -37,34 +42,60 @@ struct SoftmaxStatisticsUnit {
                (rows.start + row) * tensor.row;
     }
 
-    // This lane's part of dout . out.
-    __device__ __forceinline__ float partial_dot(int row, int lane) const {
-        const T* dout = row_start<const T>(params.dout, row);
-        const T* out = row_start<const T>(params.out, row);
-        float sum = 0.0f;
-        if (params.vector_loads) {
-            constexpr int kValues = 16 / sizeof(T);
-            for (int c = lane * kValues; c < params.head_dim_v; c += kLanes * kValues) {
-                const uint4 x = *reinterpret_cast<const uint4*>(dout + c), y = *reinterpret_cast<const uint4*>(out + c);
-                const T *xs = reinterpret_cast<const T*>(&x), *ys = reinterpret_cast<const T*>(&y);
+    // This lane's parts of dout . out, for every kRowsAtOnce-th row from first_row on. The loads of all rows come before their
+    // products: with few thread blocks nothing else would hide the time of a load.
+    __device__ __forceinline__ void add_in_vectors(int first_row, int lane, float (&dots)[kTogether]) const {
+        uint4 x[kTogether][kLoads], y[kTogether][kLoads];
 #pragma unroll
-                for (int e = 0; e < kValues; ++e) sum = fmaf(to_float(xs[e]), to_float(ys[e]), sum);
+        for (int a = 0; a < kTogether; ++a) {
+            const int row = first_row + a * kRowsAtOnce;
+            const T *dout = row_start<const T>(params.dout, row), *out = row_start<const T>(params.out, row);
+#pragma unroll
+            for (int n = 0; n < kLoads; ++n) {
+                const int c = (n * kLanes + lane) * kValues;
+                const bool exists = row < rows.length && c < params.head_dim_v;
+                x[a][n] = exists ? *reinterpret_cast<const uint4*>(dout + c) : make_uint4(0, 0, 0, 0);
+                y[a][n] = exists ? *reinterpret_cast<const uint4*>(out + c) : make_uint4(0, 0, 0, 0);
             }
-        } else {
-            for (int c = lane; c < params.head_dim_v; c += kLanes) sum = fmaf(to_float(dout[c]), to_float(out[c]), sum);
         }
-        return sum;
+#pragma unroll
+        for (int a = 0; a < kTogether; ++a)
+#pragma unroll
+            for (int n = 0; n < kLoads; ++n) {
+                const T *xs = reinterpret_cast<const T*>(&x[a][n]), *ys = reinterpret_cast<const T*>(&y[a][n]);
+#pragma unroll
+                for (int e = 0; e < kValues; ++e) dots[a] = fmaf(to_float(xs[e]), to_float(ys[e]), dots[a]);
+            }
+    }
+    __device__ __forceinline__ void add_in_elements(int first_row, int lane, float (&dots)[kTogether]) const {
+#pragma unroll 1
+        for (int a = 0; a < kTogether; ++a) {
+            const int row = first_row + a * kRowsAtOnce;
+            if (row >= rows.length) return;
+            const T *dout = row_start<const T>(params.dout, row), *out = row_start<const T>(params.out, row);
+            float sum = 0.0f;
+            for (int c = lane; c < params.head_dim_v; c += kLanes) sum = fmaf(to_float(dout[c]), to_float(out[c]), sum);
+#pragma unroll
+            for (int b = 0; b < kTogether; ++b)
+                if (b == a) dots[b] = sum;
+        }
     }
 
     __device__ __forceinline__ float number(const RowStatisticsParams& numbers, int row) const {
         return numbers.data[work.batch * numbers.batch + work.head * numbers.head + (rows.start + row) * numbers.row];
     }
 
-    __device__ __forceinline__ SoftmaxStatistics statistics_of(int row, float dot) const {
-        if (row >= rows.length) return {INFINITY, 0.0f};
-        const float lse = number(params.lse, row);
-        if (lse == -INFINITY) return {INFINITY, 0.0f};
-        return {lse_with_margin(lse * kLog2e) - exponent_shift<T>(), params.dlse.data ? dot - number(params.dlse, row) : dot};
+    // LSE and dlse of a row.
+    struct Numbers {
+        float lse, dlse;
+    };
+    __device__ __forceinline__ Numbers numbers_of(int row) const {
+        if (row >= rows.length) return {-INFINITY, 0.0f};
+        return {number(params.lse, row), params.dlse.data ? number(params.dlse, row) : 0.0f};
+    }
+    __device__ static __forceinline__ SoftmaxStatistics statistics_of(const Numbers& of_row, float dot) {
+        if (of_row.lse == -INFINITY) return {INFINITY, 0.0f};
+        return {lse_with_margin(of_row.lse * kLog2e) - exponent_shift<T>(), dot - of_row.dlse};
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {
@@ -73,17 +104,29 @@ struct SoftmaxStatisticsUnit {
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        const int lane = threadIdx.x % kLanes;
+        SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
+#pragma unroll 1
+        for (int i = threadIdx.x / kLanes; i < kUnitRows; i += kTogether * kRowsAtOnce) {
+            float dots[kTogether] = {};
+            Numbers numbers[kTogether];  // loaded before anything is stored: the compiler moves no load before a store
+#pragma unroll
+            for (int a = 0; a < kTogether; ++a) numbers[a] = numbers_of(work.tile * kUnitRows + i + a * kRowsAtOnce);
+            if (params.vector_loads)
+                add_in_vectors(work.tile * kUnitRows + i, lane, dots);
+            else
+                add_in_elements(work.tile * kUnitRows + i, lane, dots);
+#pragma unroll
+            for (int a = 0; a < kTogether; ++a) {
+#pragma unroll
+                for (int step = kLanes / 2; step > 0; step /= 2) dots[a] += __shfl_xor_sync(0xffffffffu, dots[a], step);
+            }
+#pragma unroll
+            for (int a = 0; a < kTogether; ++a)
+                if (lane == 0) statistics[i + a * kRowsAtOnce] = statistics_of(numbers[a], dots[a]);
+        }
         if (params.dq_accumulator)
             clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit), sums_per_unit / 4);
-        const int lane = threadIdx.x % kLanes;
-#pragma unroll kTogether
-        for (int i = threadIdx.x / kLanes; i < kUnitRows; i += kThreads / kLanes) {
-            const int row = work.tile * kUnitRows + i;
-            float dot = row < rows.length ? partial_dot(row, lane) : 0.0f;
-#pragma unroll
-            for (int step = kLanes / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
-            if (lane == 0) params.softmax_statistics[unit * kUnitRows + i] = statistics_of(row, dot);
-        }
     }
 
     __device__ static __forceinline__ void clear(float4* sums, int count) {

@@ -1,7 +1,9 @@
 // Backward: fills the kernel parameters from the problem and the plan, and launches the kernels.
+#include "cuda/attention/long_sums.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/shard_options.h"
+#include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
 
 namespace libflash::cuda {
@@ -23,6 +25,15 @@ void fill_in_gradients(BackwardParams& params, const AttentionProblem& problem) 
     params.wide_dv = is_wide(problem, problem.dv);
 }
 
+void fill_in_splits(SplitTilesParams& params, const BackwardPlan& plan, char* workspace) {
+    const int64_t tiles = plan.key_tiles - plan.split_tiles.first;
+    params.first = static_cast<int32_t>(plan.split_tiles.first);
+    params.splits = divisor_params(plan.split_tiles.splits);
+    params.count = static_cast<int32_t>(tiles * split_counters(plan.tile_k));
+    params.counters = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("split_counters"));
+    params.sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("split_sums"));
+}
+
 BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& plan, char* workspace) {
     BackwardParams params{};
     fill_in_problem(params, problem);
@@ -42,6 +53,7 @@ BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& 
     if (!plan.dq_kernel) params.dq_accumulator = reinterpret_cast<float*>(workspace + plan.workspace.offset("dq_accumulator"));
     if (plan.dynamic) params.next_work_tile = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("next_work_tile"));
     if (plan.fixed_order) params.dq_counters = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("dq_counters"));
+    if (plan.split_tiles.splits > 1) fill_in_splits(params.split_tiles, plan, workspace);
     if (plan.parts.launches > 1) params.part.sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("gradient_sums"));
     return params;
 }

@@ -1,5 +1,7 @@
 #include "cuda/host/backward_plan.h"
 
+#include <algorithm>
+
 #include "cuda/attention/query_rows_tiles.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/long_sums.h"
@@ -63,6 +65,12 @@ size_t workspace_rows(int64_t units, const AttentionProblem& problem) {
 bool backward_loads_in_vectors(const AttentionProblem& problem) {
     return loads_in_vectors(problem) && fits_vectors(problem, problem.out, problem.head_dim_v) &&
            fits_vectors(problem, problem.dout, problem.head_dim_v);
+}
+
+int64_t resident_blocks(const DeviceProperties& device, const LaunchShape& shape) {
+    constexpr int kReserved = 1024;  // bytes of shared memory that CUDA uses in each thread block
+    const int fit = (device.shared_memory_bytes + kReserved) / (shape.shared_bytes + kReserved);
+    return int64_t{device.multiprocessors} * std::clamp(fit, 1, 2);
 }
 
 LaunchShape backward_launch(const Kernel& kernel, const BackwardPlan& plan, BackwardStep step, int64_t blocks) {

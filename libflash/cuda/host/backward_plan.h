@@ -19,6 +19,9 @@ size_t workspace_rows(int64_t units, const AttentionProblem& problem);
 // The launch of one step with `blocks` thread blocks.
 LaunchShape backward_launch(const Kernel& kernel, const BackwardPlan& plan, BackwardStep step, int64_t blocks);
 
+// An estimate of the thread blocks of a launch that run at the same time, where a multiprocessor has registers for two at most.
+int64_t resident_blocks(const DeviceProperties& device, const LaunchShape& shape);
+
 // Tiles of the gradient of a bias, of all its batch entries and heads.
 int64_t tiles_of_bias(const ScoreTensor& bias, int tile_q, int tile_k);
 

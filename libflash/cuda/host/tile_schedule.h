@@ -32,8 +32,8 @@ inline int64_t group_of_heads(int64_t all, double head_bytes) {
     return fit;
 }
 
-// Heads per group where the tiles of a head become shorter and shorter, as under a causal mask, and each of `blocks` persistent
-// thread blocks takes the next tile when it has finished one. 0: any group is balanced. Two cases:
+// Heads per group where the tiles of a head become shorter and shorter, as under a causal mask, and each of `blocks` thread
+// blocks that run at the same time takes the next tile when it has finished one. 0: any group is balanced. Two cases:
 // - The tiles of a group fill the thread blocks once. Whoever has a short tile takes a long one of the next group, so the work of
 //   every two groups is divided equally. Few heads at a time are best for the L2 cache.
 // - Otherwise a group has two tiles or more for each thread block, or all heads.
@@ -69,6 +69,15 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
     params.sequence = divisor_params(std::max<int64_t>(1, heads));
     params.reversed = reversed;
     return params;
+}
+
+// Changes the groups of a schedule of key tiles under a causal mask, where groups that suit the L2 cache alone would leave thread
+// blocks idle at the end. `blocks` thread blocks run at the same time.
+inline void balance_key_tiles(ScheduleParams& schedule, const AttentionProblem& problem, int64_t blocks) {
+    const MaskRule& mask = problem.mask_rule;
+    if (mask.right == MaskRule::kUnbounded || mask.left < MaskRule::kUnbounded || problem.k_rows.packed()) return;
+    const int64_t group = group_for_balance(schedule.heads, schedule.tiles, blocks);
+    if (group > 0) set_group(schedule, group);
 }
 
 inline int64_t blocks_of(const ScheduleParams& schedule) { return int64_t{schedule.heads} * schedule.tiles; }

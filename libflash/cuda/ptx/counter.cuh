@@ -19,4 +19,12 @@ __device__ __forceinline__ void set_count(int* counter, int value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
+// Adds 1 to a counter and returns its previous value. What other threads wrote before their additions is then visible to this
+// thread; what this thread wrote before becomes visible to those that add later.
+__device__ __forceinline__ int add_to_count(int* counter) {
+    int previous;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(previous) : "l"(counter) : "memory");
+    return previous;
+}
+
 }  // namespace libflash::cuda

@@ -19,6 +19,7 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
     // Kernels with one instance have no dQ accumulator.
     BackwardPlan plan = common_backward_plan(kernel, problem, general ? kGeneralInstance : kPlainInstance, device,
                                              one_instance || problem.request.deterministic);
+    balance_key_tiles(plan.key_schedule, problem, resident_blocks(device, plan.dk_dv));
     const int element = element_bytes(config.dtype);
     const int tile_q = wide ? config.tile_q : query_rows_tile_q(config.head_dim, general, element);
     plan.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, tile_q, key_bytes(problem),

@@ -26,7 +26,7 @@ void plan_schedules(BackwardTangentPlan& plan, const TangentProblem& problem) {
 
 }  // namespace
 
-BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties&) {
+BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device) {
     check_sizes(problem);
     BackwardTangentPlan plan;
     const Tangents& tangents = problem.tangents;
@@ -50,6 +50,7 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     plan.statistics = launch("q", BackwardTangentStep::statistics, blocks_of(plan.unit_schedule));
     plan.tdq = launch("q", BackwardTangentStep::gradients, blocks_of(plan.query_schedule));
     plan.tdk = plan.tdv = launch("k", BackwardTangentStep::gradients, blocks_of(plan.key_schedule));
+    balance_key_tiles(plan.key_schedule, problem, resident_blocks(device, plan.tdk));
     if (tangents.dsink.present) plan.dsink = launch("q", BackwardTangentStep::dsink, problem.heads_q);
     if (tangents.dbias.present) {
         const int64_t tiles = tiles_of_bias(tangents.dbias, plan.tile_q, plan.tile_k);

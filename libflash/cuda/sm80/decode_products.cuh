@@ -215,14 +215,15 @@ struct DecodeProducts<float, kHeadDim, kValueDim, kParts> {
     // With wide heads the sums of 32 channels each are added up: a single chain of additions would be less accurate.
     __device__ __forceinline__ void scores(float (&s)[2][4], const char* keys, int lane) {
         if constexpr (kHeadDim > 256) {
-            return scores_of_groups(s, keys, lane, 2, [](const auto&, int) {});
-        }
+            scores_of_groups(s, keys, lane, 2, [](const auto&, int) {});
+        } else {
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
+            for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
+                for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
 #pragma unroll(kHeadDim <= 128 ? 2 : 1)
-        for (int chunk = 0; chunk < kHeadDim / 4; ++chunk) add_chunk(s, keys, lane, chunk);
+            for (int chunk = 0; chunk < kHeadDim / 4; ++chunk) add_chunk(s, keys, lane, chunk);
+        }
     }
 
     template <class Multiply>

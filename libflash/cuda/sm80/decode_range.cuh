@@ -469,11 +469,11 @@ struct Decode {
 
     // Waits until the oldest of `stages` tiles has arrived, including the parts that other threads loaded.
     static __device__ __forceinline__ void wait_for_oldest(int stages) {
-        constexpr int kFewer = kStages > 1 ? kStages - 1 : 1;  // a pipeline of one stage uses it
+        constexpr int kLater = kStages - 1;  // tiles that may still arrive; with one stage fewer in use, one less
         if (stages == kStages) {
-            cp_async_wait<kStages - 1>();
+            cp_async_wait<kLater>();
         } else {
-            cp_async_wait<kFewer - 1>();
+            cp_async_wait<(kLater > 0 ? kLater - 1 : 0)>();
         }
         synchronize();
     }

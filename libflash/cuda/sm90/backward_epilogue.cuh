@@ -6,6 +6,7 @@
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm90/backward_context.cuh"
+#include "cuda/sm90/backward_split_sums.cuh"
 #include "cuda/sm90/tma_row_store.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -42,13 +43,20 @@ struct BackwardEpilogue {
     __device__ static __forceinline__ void wait(int lane) { RowStore::wait_for_rows(lane); }
 
 private:
-    // Returns false if this launch is not the last launch of the key tile (attention/gradient_sums.cuh).
+    // Returns false if this launch is not the last one of the key tile (attention/gradient_sums.cuh), or if other splits of the
+    // key tile have not ended yet.
     __device__ __forceinline__ bool add_parts(const BackwardWorkTile<Traits>& of, Sums& sums, int gradient) const {
         constexpr int kThreads = Traits::kBlockN * 2;  // that hold sums of one gradient
         static_assert(256 % kThreads == 0, "the consumers begin with thread 256");
         const int thread = hide_from_compiler(static_cast<int>(threadIdx.x)) % kThreads;
-        const GradientSums<kThreads, kSums / 4> parts(context.params.part, of.number, gradient, thread);
-        return parts.add_parts([&](int n) -> float* { return sums + 4 * n; });
+        const auto vector = [&](int n) -> float* { return sums + 4 * n; };
+        if constexpr (Traits::kSplits) {
+            const SplitTilesParams& split_tiles = context.params.split_tiles;
+            if (of.number >= split_tiles.first)
+                return BackwardSplitSums<kThreads, kSums / 4>{split_tiles, of.number - split_tiles.first, gradient, thread}.add(
+                    vector);
+        }
+        return GradientSums<kThreads, kSums / 4>(context.params.part, of.number, gradient, thread).add_parts(vector);
     }
 
     __device__ __forceinline__ void store(const Rows& rows, int lane, const Sums& sums, float factor, const CUtensorMap& map,

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/host/backward_plan.h"
+#include "cuda/host/backward_splits.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
@@ -11,20 +12,26 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// Under a causal mask the groups of heads that suit the L2 cache alone would leave thread blocks idle at the end.
-void balance(ScheduleParams& schedule, const AttentionProblem& problem, const DeviceProperties& device) {
-    const MaskRule& mask = problem.mask_rule;
-    if (mask.right == MaskRule::kUnbounded || mask.left < MaskRule::kUnbounded || problem.k_rows.packed()) return;
-    const int64_t group = group_for_balance(schedule.heads, schedule.tiles, device.multiprocessors);
-    if (group > 0) set_group(schedule, group);
-}
-
 // deterministic=True: backward_fixed_order.cuh.
 void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem) {
     plan.fixed_order = true;
     plan.dq_counters = backward_launch(kernel, plan, BackwardStep::dq_counters, plan.statistics.blocks);
     plan.key_schedule.reversed = true;
     plan.workspace.add("dq_counters", workspace_rows(plan.units, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
+}
+
+void split_key_tiles(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem, int64_t blocks) {
+    const auto kind = static_cast<BackwardInstance>(plan.instance.number);
+    if (!has_splits(kind) || problem.block_mask.present || plan.parts.launches > 1) return;
+    // Instances that support block masks divide query heads.
+    const int64_t most = knows_block_mask(kind) ? problem.group_size() : INT64_MAX;
+    plan.split_tiles = backward_splits(problem, plan, blocks, most);
+    if (plan.split_tiles.splits == 1) return;
+    plan.dk_dv.blocks = std::min(plan.work_tiles(), blocks);
+    const auto tiles = static_cast<size_t>(plan.key_tiles - plan.split_tiles.first);
+    const auto sums = tiles * static_cast<size_t>(plan.split_tiles.splits);
+    plan.workspace.add("split_counters", tiles * static_cast<size_t>(split_counters(plan.tile_k)) * sizeof(int32_t));
+    plan.workspace.add("split_sums", sums * gradient_sums_bytes(plan.tile_k, kernel.config.head_dim));
 }
 
 }  // namespace
@@ -35,10 +42,11 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
         backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
     BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)}, device);
     plan.dk_dv.blocks = std::min<int64_t>(plan.dk_dv.blocks, device.multiprocessors);
-    balance(plan.key_schedule, problem, device);
+    balance_key_tiles(plan.key_schedule, problem, device.multiprocessors);
     if (plan.statistics.blocks == 0) return plan;  // no queries: nothing to add, and no kernel that sets the counter to 0
     plan.dynamic = true;
     plan.workspace.add("next_work_tile", sizeof(int32_t));
+    split_key_tiles(plan, kernel, problem, device.multiprocessors);
     if (problem.request.deterministic) fix_order(plan, kernel, problem);
     return plan;
 }

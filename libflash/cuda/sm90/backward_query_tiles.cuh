@@ -17,18 +17,18 @@ struct BackwardQueryTiles {
     __device__ __forceinline__ Position first() const {
         const auto& work = context.tile();
         if constexpr (Traits::kBlockMask) {
-            Position at{{work.first_head(context.params), work.tiles.begin - 1, 1}, 0};
+            Position at{{work.first_position.head, work.first_position.tile, 1}, 0};
             advance(at);
             return at;
         } else {
-            return work.first_position(context.params);
+            return work.first_position;
         }
     }
     __device__ __forceinline__ void advance(Position& at) const {
         const auto& work = context.tile();
         if constexpr (Traits::kBlockMask) {
             const BlockMaskParams& blocks = context.params.block_cols;
-            const int end_head = work.first_head(context.params) + context.params.part.heads;
+            const int end_head = work.first_position.head + work.first_position.left;
 #pragma unroll 1
             while (true) {
                 at.tile = work.tiles.template next<!Traits::kFixedOrder>(blocks, at.head, at.tile, at.cursor);

@@ -15,7 +15,7 @@ namespace {
 
 // As in the other plans: heads whose inputs fit in L2 together are processed together, and under a causal mask thread blocks with
 // much work start first.
-void plan_schedules(BackwardTangentPlan& plan, const TangentProblem& problem) {
+void plan_schedules(BackwardTangentPlan& plan, const TangentProblem& problem, const DeviceProperties& device) {
     const bool longest_last = problem.mask_rule.right < MaskRule::kUnbounded;
     const auto row_bytes = static_cast<double>(2 * element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v));
     const double query_bytes = row_bytes * static_cast<double>(problem.q_rows.max_length * problem.group_size());
@@ -23,6 +23,7 @@ void plan_schedules(BackwardTangentPlan& plan, const TangentProblem& problem) {
     plan.query_schedule =
         schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, 2 * key_bytes(problem), longest_last);
     plan.key_schedule = schedule_params(problem.k_rows, problem.batch, problem.heads_k, plan.tile_q, query_bytes, false);
+    balance_key_tiles(plan.key_schedule, problem, device.multiprocessors);
 }
 
 }  // namespace
@@ -37,7 +38,7 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     plan.vector_loads = plan.vector_out = true;  // supports_tangent() sees to it
     plan.vector_rows = outputs_load_in_vectors(problem);
     plan.workspace.add("statistics", workspace_rows(plan.units, problem) * sizeof(TangentStatistics));
-    plan_schedules(plan, problem);
+    plan_schedules(plan, problem, device);
     const auto launch = [&](const char* argument, BackwardTangentStep step, int64_t blocks) {
         check_block_count(argument, blocks);
         return launch_shape(blocks, kernel.resources(static_cast<int>(step), plan.instance.number));

@@ -51,7 +51,10 @@ private:
         const BackwardParams& params = context.params;
         if (number >= params.part.work_tiles) return {-1, 0, 0};
         const LengthsParams lengths = Traits::kRagged ? params.k_lengths : LengthsParams{};
-        return tile_coordinates<kBlockN>(params.key_schedule, lengths, params.batch, params.part.first_work_tile + number);
+        const int first_split = params.split_tiles.first;
+        const int tile = number < first_split ? params.part.first_work_tile + number
+                                              : first_split + divide(number - first_split, params.split_tiles.splits);
+        return tile_coordinates<kBlockN>(params.key_schedule, lengths, params.batch, tile);
     }
     __device__ __forceinline__ void fill_in(const TileCoordinates& found, int number) const {
         BackwardWorkTile<Traits>& tile = context.storage.work_tiles[context.slot()];

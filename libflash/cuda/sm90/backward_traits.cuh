@@ -17,7 +17,8 @@ struct BackwardTraits {
     static constexpr bool kFixedOrder = kInOrder;
     using T = ElementOf<config.dtype>;
     static constexpr bool kRagged = kInstance != BackwardInstance::plain;  // only the device knows the lengths
-    static constexpr bool kRareOptions = kInstance == BackwardInstance::general, kBlockMask = knows_block_mask(kInstance);
+    static constexpr bool kRareOptions = kInstance == BackwardInstance::general, kBlockMask = knows_block_mask(kInstance),
+                          kSplits = has_splits(kInstance);
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
     static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;  // general instance: queries of a tile that are processed at once
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS

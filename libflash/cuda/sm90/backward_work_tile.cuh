@@ -1,4 +1,5 @@
-// A work tile of the sm_90a backward kernel: one key tile of one key head, and the query tiles that see it.
+// A work tile of the sm_90a backward kernel: one key tile of one key head, and the query tiles that see it, or a split: a range
+// of these query tiles.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -23,6 +24,8 @@ struct BackwardWorkTile {
     QueryTiles<kBlockM, kBlockN> tiles;
     QueryTileRange<kBlockM, kBlockN> range;
     int number;  // of the work tile in the launch
+    // With a block mask `tile` is the one before the first, and `left` the number of query heads.
+    QueryTilePosition first_position;
 
     __device__ __forceinline__ bool exists() const { return work.batch >= 0; }
     // `work` must be set before.
@@ -32,6 +35,7 @@ struct BackwardWorkTile {
         const SequenceRows keys_of_sequence = SequenceRows::of(params.k_lengths, work.batch);
         tiles.init(params, work, q_rows.length, keys_of_sequence.length);
         range = QueryTileRange<kBlockM, kBlockN>::of(tiles);
+        init_position(params);
         if constexpr (Traits::kRagged) {
             k_rows = keys_of_sequence;
             const auto on_device = [](const LengthsParams& lengths) { return lengths.cu || lengths.used; };
@@ -40,19 +44,34 @@ struct BackwardWorkTile {
         }
     }
 
-    // The first query head.
-    __device__ __forceinline__ int first_head(const BackwardParams& params) const {
-        return work.head * params.group_size + params.part.first_head;
-    }
-    __device__ __forceinline__ QueryTilePosition first_position(const BackwardParams& params) const {
-        return range.first(first_head(params), params.part.heads);
-    }
     __device__ __forceinline__ int64_t first_unit(const BackwardParams& params, const QueryTilePosition& at) const {
         return QueryUnits::first(params, work.batch, at.head, q_rows.start);
     }
     // The first row of the key tile in K and V, and the first row of a query tile in Q and dO.
     __device__ __forceinline__ int key_row() const { return (Traits::kRagged ? k_rows.start : 0) + tiles.first_col; }
     __device__ __forceinline__ int query_row(int tile) const { return (Traits::kRagged ? q_rows.start : 0) + tile * kBlockM; }
+
+private:
+    // The splits of a key tile divide its query tiles or, with a block mask, its query heads.
+    __device__ __forceinline__ void init_position(const BackwardParams& params) {
+        const int first_head = work.head * params.group_size + params.part.first_head, heads = params.part.heads;
+        if constexpr (Traits::kBlockMask) {
+            first_position = {first_head, tiles.begin - 1, heads};
+        } else {
+            first_position = range.first(first_head, heads);
+        }
+        const SplitTilesParams& split_tiles = params.split_tiles;
+        if (!Traits::kSplits || number < split_tiles.first) return;
+        const Divisor& splits = split_tiles.splits;
+        const int slot = number - split_tiles.first, split = slot - divide(slot, splits) * static_cast<int>(splits.divisor);
+        const int all = first_position.left, first = divide(all * split, splits);
+        first_position.left = divide(all * split + all, splits) - first;
+        if constexpr (Traits::kBlockMask) {
+            first_position.head += first;
+        } else {
+            range.skip(first_position, first);
+        }
+    }
 };
 
 }  // namespace libflash::cuda::sm90

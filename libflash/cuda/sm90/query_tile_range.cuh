@@ -37,6 +37,13 @@ struct alignas(16) QueryTileRange {
     __device__ __forceinline__ QueryTilePosition first(int first_head, int heads) const {
         return {first_head, begin, (end - begin) * heads};
     }
+    // Moves the first position by `count` tiles.
+    __device__ __forceinline__ void skip(QueryTilePosition& at, int count) const {
+        if (end == begin) return;
+        const int heads = count / (end - begin);
+        at.head += heads;
+        at.tile += count - heads * (end - begin);
+    }
     __device__ __forceinline__ void advance(QueryTilePosition& at) const {
         const QueryTileRange range = *this;
         --at.left;

@@ -154,12 +154,15 @@ struct Problem {
     Rows q, k, v, out, dout, dq, dk, dv;
     std::vector<float> lse, dlse, sums, gradient_sums;
     BackwardParts parts;
+    BackwardSplits split_tiles;
+    std::vector<float> split_sums;
+    std::vector<int32_t> split_counts;
     std::vector<SoftmaxStatistics> statistics;
     std::vector<int32_t> counters;
     int32_t next_work_tile = -1;
     BackwardParams params{};
 
-    Problem(const Case& given, bool fixed_order)
+    Problem(const Case& given, bool fixed_order, int splits)
         : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 37), keys(c, c.keys, 41), blocks(c),
           q(c, queries, c.heads_q, c.head_dim, c.size), k(c, keys, c.heads_k, c.head_dim, c.size),
           v(c, keys, c.heads_k, c.head_dim_v, c.size), out(c, queries, c.heads_q, c.head_dim_v, 0),
@@ -178,6 +181,7 @@ struct Problem {
             for (int h = 0; h < c.heads_q; ++h)
                 for (int i = 0; i < queries.length[b] && !is_poisoned(c, b); ++i) solve_row(b, h, i);
         fill_in(fixed_order);
+        if (params.next_work_tile && parts.launches == 1 && splits > 1) split_key_tiles(splits);
     }
 
     size_t score_at(int h, int i, int j) const { return (size_t(h) * c.queries + i) * c.keys + j; }
@@ -292,6 +296,18 @@ struct Problem {
         if (!kWideHeads && blocks_of(params.query_schedule) > 0) params.next_work_tile = &next_work_tile;
     }
 
+    // The second half of the key tiles.
+    void split_key_tiles(int splits) {
+        const int64_t tiles = blocks_of(params.key_schedule);
+        split_tiles = {tiles / 2, splits};
+        const int64_t count = tiles - split_tiles.first;
+        split_counts.assign(count * split_counters(Kernel::config.tile_k), -1);
+        split_sums.assign(count * splits * gradient_sums_bytes(Kernel::config.tile_k, HEAD_DIM) / sizeof(float) + 1, NAN);
+        split_sums.back() = 7;  // a guard
+        params.split_tiles = {static_cast<int32_t>(split_tiles.first), divisor_params(splits),
+                              static_cast<int32_t>(split_counts.size()), split_counts.data(), split_sums.data()};
+    }
+
     BackwardPlan plan() const {
         BackwardPlan plan;
         plan.instance.number = static_cast<int>(backward_instance(c.rare, c.lengths != Lengths::dense, c.blocks != Blocks::all));
@@ -301,7 +317,8 @@ struct Problem {
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
         plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
         plan.key_tiles = plan.dk_dv.blocks;
-        if (!kWideHeads) plan.dk_dv.blocks = std::min(plan.key_tiles, kThreadBlocks);
+        plan.split_tiles = split_tiles;
+        if (!kWideHeads) plan.dk_dv.blocks = std::min(plan.work_tiles(), kThreadBlocks);
         plan.dynamic = params.next_work_tile != nullptr;
         plan.fixed_order = plan.dynamic && params.dq_counters;
         if (plan.fixed_order) plan.dq_counters = launch(BackwardStep::dq_counters, params.query_schedule);
@@ -369,10 +386,11 @@ void add_to_hash(uint64_t& hash, const std::vector<Value>& values) {
         hash = (hash ^ reinterpret_cast<const uint8_t*>(values.data())[i]) * 0x100000001b3;
 }
 
-bool check(const Case& c, bool fixed_order) {
-    Problem p(c, fixed_order);
+bool check(const Case& c, bool fixed_order, int splits) {
+    Problem p(c, fixed_order, splits);
     launch_kernels(p.plan(), p.params, nullptr);
-    const bool good = (p.gradient_sums.empty() || p.gradient_sums.back() == 7) & near("dq", c, p.dq) & near("dk", c, p.dk) &
+    const auto kept_guard = [](const std::vector<float>& sums) { return sums.empty() || sums.back() == 7; };
+    const bool good = kept_guard(p.gradient_sums) & kept_guard(p.split_sums) & near("dq", c, p.dq) & near("dk", c, p.dk) &
                       near("dv", c, p.dv) & near_dbias(p) & counted_down(p);
     uint64_t hash = 0xcbf29ce484222325;
     for (const Rows* gradient : {&p.dq, &p.dk, &p.dv}) add_to_hash(hash, gradient->x);
@@ -422,13 +440,17 @@ int main(int, char** argv) {
         {1, 3, 1, 150, 200, kDim, 264, 90, 0, 1, false, false, Lengths::dense, false, Blocks::all, true},
     };
     bool good = true;
+    int number = 0;
     for (Case c : cases) {
+        int splits = 1 + number++ % 3;
         const bool in_order = together > 0;
         if (in_order && c.blocks == Blocks::lists) c.blocks = Blocks::mask;  // lists have no fixed order
         const BackwardInstance kind = backward_instance(c.rare, c.lengths != Lengths::dense, c.blocks != Blocks::all);
+        if (!has_splits(kind)) splits = 1;
+        if (knows_block_mask(kind)) splits = std::min(splits, c.heads_q / c.heads_k);
         if (kWideHeads ? c.blocks != Blocks::all : c.softcap) continue;
         if ((c.rare && !has_general_backward(Kernel::config)) || (in_order && !has_fixed_order(Kernel::config, kind))) continue;
-        good &= check(c, in_order);
+        good &= check(c, in_order, splits);
     }
     return good ? 0 : 1;
 }

@@ -13,5 +13,9 @@ inline void set_count(int* counter, int value) {
     emulation::machine.polls = 0;
     *counter = value;
 }
+inline int add_to_count(int* counter) {
+    emulation::machine.polls = 0;
+    return (*counter)++;
+}
 
 }  // namespace libflash::cuda
