@@ -231,8 +231,16 @@ def test_entries_of_a_block_table(convert: Any) -> None:
 
     assert_same_bits(*(np.asarray(call(**x)) for x in ({"block_table": table, "cache_batch_idx": [3, 0, 2]},
                                                           {"block_table": table[[3, 0, 2]]})))  # fmt: skip
-    with pytest.raises(libflash.InvalidError, match=r"block_table.*entry \(1, 0\) is -1"):
-        call(block_table=table, cache_batch_idx=[3, 4, 2])
+    for name in ("block_table", "page_table"):
+        for wrong in (4, -1):
+            said = rf"^cache_batch_idx: must be at least 0 and below the rows of {name} \(entry 1 is {wrong} of 4\)$"
+            with pytest.raises(libflash.InvalidError, match=said):
+                call(**{name: table}, cache_batch_idx=[3, wrong, 2])
+    table[0] = -1
+    with pytest.raises(libflash.InvalidError, match=r"^block_table: a page must .* \(entry \(1, 0\) is -1 of 12\)$"):
+        call(block_table=table, cache_batch_idx=[3, 0, 2])
+    lengths[1] = 0
+    call(block_table=table, cache_batch_idx=[3, 4, 2])
     with pytest.raises(libflash.InvalidError, match="they need 2 dimensions and 1"):
         call(block_table=table, cache_batch_idx=[[3, 0, 2]])
     with pytest.raises(libflash.UnsupportedError, match="cache_batch_idx with block_table is not for SimpleNamespace"):
@@ -387,6 +395,32 @@ def test_lengths_of_gathered_pages() -> None:
         gathered(table, None, [6])
     with pytest.raises(libflash.InvalidError, match=r"^cu_seqlens_k has 1 sequences; cu_seqlens_q has 2"):
         gathered(table, None, [], ends=[0, 6])
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_decreasing_ends_of_keys_in_pages(library: str) -> None:
+    """Read in place, and gathered for gradients: the prefix sums are wrong, and not a length."""
+    x = {name: LIBRARIES[library](value) for name, value in paged_problem().items()}
+    ends = LIBRARIES[library](np.array([0, 6, 3], np.int32))
+    said = r"^cu_seqlens_k: must not decrease \(entries 1 and 2 are 6 and 3\)$"
+    with pytest.raises(libflash.InvalidError, match=said):
+        flash_attn.flash_attn_varlen_func(x["q"], x["k"], x["v"], x["cu_q"], ends, 4, None, block_table=x["table"])
+    with pytest.raises(libflash.InvalidError, match=said):
+        gathered([[3, 1], [0, 2]], None, [], ends=[0, 6, 3])
+
+
+def test_decreasing_ends_of_keys_in_pages_of_jax() -> None:
+    """Known outside of jit; inside, the library finds them when the program runs."""
+    jax = pytest.importorskip("jax")
+    x = {name: jax.numpy.asarray(value) for name, value in paged_problem().items()}
+    call = lambda ends: flash_attn.flash_attn_varlen_func(  # noqa: E731
+        x["q"], x["k"], x["v"], x["cu_q"], ends, 4, None, block_table=x["table"]
+    )
+    ends = jax.numpy.array([0, 6, 3], np.int32)
+    with pytest.raises(libflash.InvalidError, match=r"^cu_seqlens_k: must not decrease"):
+        call(ends)
+    with pytest.raises(Exception, match="must be at least 0"):
+        jax.block_until_ready(jax.jit(call)(ends))
 
 
 @pytest.mark.parametrize("page", [-1, 5])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from typing import Any
 
 from ._errors import InvalidError, UnsupportedError
+from ._flash_attn_three import known_on_host
 
 Array = Any
 
@@ -73,4 +75,8 @@ def used_keys(cu_seqlens_k: Array | None, seqused_k: Array | None) -> Array:
         raise InvalidError("cu_seqlens_k and seqused_k are None; keys in pages need one of them")
     if getattr(cu_seqlens_k, "ndim", 1) != 1:
         raise InvalidError(f"cu_seqlens_k has {cu_seqlens_k.ndim} dimensions; it needs 1")
+    if known_on_host(cu_seqlens_k):
+        for b, (begin, end) in enumerate(pairwise(cu_seqlens_k.tolist())):
+            if end < begin:
+                raise InvalidError(f"cu_seqlens_k: must not decrease (entries {b} and {b + 1} are {begin} and {end})")
     return cu_seqlens_k[1:] - cu_seqlens_k[:-1]

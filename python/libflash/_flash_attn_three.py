@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _core
-from ._arguments import refuse_traced
+from ._arguments import is_traced, refuse_traced
 from ._errors import Error, InvalidError, UnsupportedError
 
 Array = Any
@@ -32,13 +32,25 @@ def names_of(s_aux: Any, page_table: Any, qv: Any) -> dict[str, str]:
 
 
 @contextmanager
-def own_names(names: dict[str, str]) -> Iterator[None]:
-    """Translate the argument names in errors of libflash.decode to the names that the caller knows."""
+def own_names(names: dict[str, str], table_rows: tuple[Array, int] | None = None) -> Iterator[None]:
+    """Translate the argument names in errors of libflash.decode to the names that the caller knows. `table_rows`: what the block
+    table was made from by rows_of_table, cache_batch_idx and the number of rows."""
     try:
         yield
     except (Error, TypeError) as error:
         words = re.compile(rf"\b(?:{'|'.join(sorted(names, key=len, reverse=True))})\b")
-        raise type(error)(words.sub(lambda found: names[found[0]], str(error))) from error
+        text = unknown_row(str(error), *table_rows) if table_rows else str(error)
+        raise type(error)(words.sub(lambda found: names[found[0]], text)) from error
+
+
+def unknown_row(text: str, cache_batch_idx: Array, rows: int) -> str:
+    """The text about a wrong page in a row that rows_of_table did not find, as one about cache_batch_idx; other texts as they
+    are."""
+    found = re.match(r"block_table: a page must .* \(entry \((\d+), \d+\) is -1 ", text)
+    index = int(cache_batch_idx[int(found[1])]) if found else 0
+    if not found or 0 <= index < rows:
+        return text
+    return f"cache_batch_idx: must be at least 0 and below the rows of block_table (entry {found[1]} is {index} of {rows})"
 
 
 def either(names: tuple[str, str], first: Array | None, second: Array | None) -> Array | None:
@@ -96,6 +108,18 @@ def library_of(x: Array) -> Any:
         if module is not None and isinstance(x, getattr(module, array)):
             return module
     return None
+
+
+def known_on_host(x: Array) -> bool:
+    """Whether the values of the array are known, and reading them does not wait for a GPU."""
+    library = library_of(x)
+    if library is None or is_traced(x):
+        return False
+    if library.__name__ == "torch":
+        from ._torch_eager import eager
+
+        return x.device.type == "cpu" and eager(x)
+    return library.__name__ == "numpy" or all(device.platform == "cpu" for device in x.devices())
 
 
 def rows_of_table(block_table: Array, cache_batch_idx: Array) -> Array:

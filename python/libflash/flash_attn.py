@@ -325,7 +325,9 @@ def flash_attn_with_kvcache(
     names = three.names_of(s_aux, page_table, qv)
     learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
     block_table = three.either(("block_table", "page_table"), block_table, page_table)
+    table_rows = None
     if block_table is not None and cache_batch_idx is not None:
+        table_rows = cache_batch_idx, block_table.shape[0]
         block_table, cache_batch_idx = three.rows_of_table(block_table, cache_batch_idx), None
     if isinstance(cache_seqlens, Integral):  # of Python or NumPy
         cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1)
@@ -356,10 +358,13 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, options = three.with_qv(q, k_cache, v_cache, qv, options)
     if k is not None and _is(q, "jax", "Array"):
         raise UnsupportedError("k: JAX arrays are immutable; libflash.jax.decode appends and returns the new caches")
-    return _decode(q, k_cache, v_cache, options, names)
+    return _decode(q, k_cache, v_cache, options, names, table_rows)
 
 
-def _decode(q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any], names: dict[str, str]) -> Any:
+def _decode(
+    q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any], names: dict[str, str],
+    table_rows: tuple[Array, int] | None = None,
+) -> Any:  # fmt: skip
     if _is(q, "torch", "Tensor"):
         import torch
 
@@ -368,9 +373,9 @@ def _decode(q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any], n
         with torch.no_grad():
             if torch.compiler.is_compiling():
                 return decode(_rows(q), k_cache, v_cache, **options)
-            with three.own_names(names):
+            with three.own_names(names, table_rows):
                 return decode(_rows(q), k_cache, v_cache, **options)
-    with three.own_names(names):
+    with three.own_names(names, table_rows):
         if _is(q, "jax", "Array"):
             from .jax import decode as decode_jax
 
