@@ -164,8 +164,11 @@ def test_window_size_without_a_bound() -> None:
 
 @pytest.mark.parametrize(
     "window",
-    [3, (3,), (3, 0, 0), (0.5, 0), torch.tensor([0.5, 0]), torch.tensor(3), torch.ones(2, 2).int(), np.ones((2, 2), int)],
-)
+    [
+        3, (3,), (3, 0, 0), (0.5, 0), (True, 0), torch.tensor([0.5, 0]), torch.tensor(3), torch.ones(2, 2).int(),
+        np.ones((2, 2), int),
+    ],
+)  # fmt: skip
 def test_what_is_no_window_size(window: Any) -> None:
     q, k, v = torch_qkv()
     with pytest.raises(TypeError, match="window_size must be two integers"):

@@ -238,6 +238,7 @@ def test_sizes_and_axes_that_are_refused() -> None:
         refused("dim must be an integer, not str", partial(move, q, 2, dim="s"), TypeError)
         refused("dim is traced", lambda: jax.jit(lambda n: move(q, 2, dim=n))(1), unknown)
         refused("x must be an array of JAX or NumPy", partial(move, q.tolist(), 2), TypeError)
+    refused("tokens must be an integer, not bool", partial(lj.positions, True, 1), TypeError)
     refused("tokens must be an integer, not float", partial(lj.positions, 8.0, 2), TypeError)
     refused("tokens is traced", lambda: jax.jit(lambda n: lj.positions(n, 2))(8), unknown)
     assert np.array_equal(lj.shard(q, 2, dim=-3), lj.shard(q, 2, dim=1))

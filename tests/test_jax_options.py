@@ -200,6 +200,11 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
         "num_splits must be an integer, not float": {"num_splits": 1.5},
         "max_seqlen_k must be an integer, not float": {"max_seqlen_k": 9.5},
         r"window_size\[0\] must be an integer, not float": {"window_size": (1.5, 0)},
+        "num_splits must be an integer, not bool": {"num_splits": False},
+        "max_seqlen_q must be an integer, not bool": {"max_seqlen_q": True},
+        r"window_size\[1\] must be an integer, not bool": {"window_size": (1, True)},
+        "seed must be an integer, not bool": {"dropout_p": 0.5, "seed": True},
+        "offset must be an integer, not bool": {"dropout_p": 0.5, "offset": np.False_},
         "causal must be a bool, not 'no'": {"causal": "no"},
         "deterministic must be a bool, not 2": {"deterministic": 2},
         "softmax_scale must be a number, not str": {"softmax_scale": "0.5"},
@@ -209,6 +214,10 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
     for text, options in refused.items():
         with pytest.raises((TypeError, libflash.InvalidError), match=text):
             attention(q, k, v, **options)
+    with pytest.raises(TypeError, match="head_dim_v must be an integer, not bool"):
+        libflash.jax.decode(q[:, :1], k, head_dim_v=True)
+    with pytest.raises(TypeError, match=r"shard\[0\] must be an integer, not bool"):
+        libflash.jax.decode(q[:, :1], k, v, shard=(True, 0, 1))
     with pytest.raises(TypeError, match="rotary_interleaved must be a bool"):
         libflash.jax.decode(q[:, :1], k, v, rotary_interleaved="no")
 

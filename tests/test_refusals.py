@@ -69,6 +69,11 @@ TYPE_ERRORS = {
     "window is a number": (lambda a: libflash.attention(*a, window_size=3), r"window_size must be a pair"),
     "window of three": (lambda a: libflash.attention(*a, window_size=(1, 2, 3)), r"window_size must be a pair"),
     "window of floats": (lambda a: libflash.attention(*a, window_size=(1.0, 2)), r"window_size\[0\] must be an integer"),
+    "window of bools": (
+        lambda a: libflash.attention(*a, window_size=(2, True)),
+        r"window_size\[1\] must be an integer, not bool",
+    ),
+    "shard of bools": (lambda a: libflash.decode(*a, shard=(True, 0, 1)), r"shard\[0\] must be an integer, not bool"),
     "kernel is a number": (lambda a: libflash.attention(*a, kernel=1), r"kernel must be a str, not int"),
     "backend is bytes": (lambda a: libflash.attention(*a, backend=b"cpu"), r"backend must be a str, not bytes"),
     "stream is text": (lambda a: libflash.attention(*a, stream="1"), r"stream must be a CUDA stream handle"),
@@ -78,6 +83,7 @@ TYPE_ERRORS = {
     "masked array": (lambda a: libflash.attention(np.ma.masked_array(a[0]), *a[1:]), r"q is a masked array"),
     "merge of an array": (lambda a: libflash.merge(a[0], a[1]), r"outs must be a list or tuple of arrays"),
     "explain knows no such": (lambda a: libflash.explain(*a, k_cache=1), r"explain\(\) knows no option 'k_cache'"),
+    "threads is a bool": (lambda a: libflash.set_num_threads(True), r"threads must be an integer, not bool"),
     "threads is a float": (lambda a: libflash.set_num_threads(1.5), r"threads must be an integer"),
 }
 

@@ -47,6 +47,9 @@ def refusals_job(rank: int) -> list[tuple[str, str]]:
     refused(x, x, x, window_size=("a", 1) if rank == 1 else (-1, -1))
     refused(x, x, x, alibi_slopes=[1.0] * 4 if rank == 0 else torch.ones(4))
     refused(x[0], x[0], x[0], cu_seqlens=[0, 3.5, 16])
+    refused(x[0], x[0], x[0], cu_seqlens=[0, True, 16])
+    refused(x, x, x, window_size=(True, 0))
+    refused(x, x, x, dropout_p=0.5, seed=True)
     refused(x, x, x, softcap=-1.0)
     refused(x, x, x, dropout_p=0.5, seed=0.0)
     refused(x, x, x, dropout_p=0.5, seed=1, offset="2")
@@ -102,6 +105,9 @@ TEXTS = [
     "window_size is ('a', 1); it must be a pair",
     "alibi_slopes must be a tensor, not list",
     "cu_seqlens is [0, 3.5, 16]; it must be a list or an array of integers",
+    "cu_seqlens is [0, True, 16]; it must be a list or an array of integers",
+    "window_size is (True, 0); it must be a pair",
+    "seed is of type bool; it must be an integer",
     "softcap: must be 0 (off), or positive and finite",
     "seed is of type float; it must be an integer",
     "offset is of type str; it must be an integer",

@@ -37,6 +37,13 @@ def refusal(call: Callable[[], object]) -> tuple[type, str]:
         {"causal": -0.0},
         {"return_lse": 0.0},
         {"num_splits": 0.0},
+        {"num_splits": False},
+        {"num_splits": True},
+        {"max_seqlen_k": True},
+        {"window_size": (True, 0)},
+        {"dropout_p": 0.5, "seed": True},
+        {"seed": False},
+        {"offset": True},
         {"dropout_p": None},
         {"dropout_p": 0.5, "seed": 0.0},
         {"seed": 0.0},
@@ -55,6 +62,14 @@ def test_attention_with_gradients_refuses_the_same(options: dict[str, Any]) -> N
         assert refusal(lambda: libflash.attention(q, q, q, **options)) == wanted
 
 
+def test_a_tensor_of_a_bool_is_no_integer() -> None:
+    """Python's operator.index takes it for one."""
+    q = torch.ones(1, 3, 2, 4)
+    for tensor in (q, q.clone().requires_grad_()):
+        with pytest.raises(TypeError, match=r"num_splits must be an integer, not (Tensor|bool)"):
+            libflash.attention(tensor, q, q, num_splits=torch.tensor(True))
+
+
 @pytest.mark.parametrize("options", [{"row_step": 1.0}, {"head_begin": 0.0}, {"sm_margin": 0.0}, {"resume": 0.0}], ids=str)
 def test_options_of_parts_are_refused_by_name(options: dict[str, Any]) -> None:
     q = torch.ones(1, 3, 2, 4, requires_grad=True)
@@ -70,7 +85,16 @@ def test_statistics_must_be_tensors() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"causal": 1.0}, {"rotary_interleaved": 1.0}, {"invariant": 0.0}, {"num_splits": 0.0}, {"split_size": 0.0}],
+    [
+        {"causal": 1.0},
+        {"rotary_interleaved": 1.0},
+        {"invariant": 0.0},
+        {"num_splits": 0.0},
+        {"split_size": 0.0},
+        {"split_size": False},
+        {"num_splits": True},
+        {"shard": (2, False, 1)},
+    ],
     ids=str,
 )
 def test_decode_under_autocast_refuses_the_same(options: dict[str, Any]) -> None:

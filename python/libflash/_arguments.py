@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from operator import index
 from typing import Any
 
 from ._errors import InvalidError, UnsupportedError
@@ -31,6 +32,24 @@ def refuse_traced(x: Any, name: str) -> None:
     if name == "softmax_scale":
         text += "; or multiply q by the scale, which rounds q once more, and give softmax_scale=1.0"
     raise UnsupportedError(text)
+
+
+def is_bool(x: Any) -> bool:
+    """Whether x is True, False, or an array of such values. In Python they are integers."""
+    return isinstance(x, bool) or str(getattr(x, "dtype", "")) in ("bool", "torch.bool")
+
+
+def integer(x: Any, name: str) -> int:
+    """An int of Python from an integer of any library."""
+    if type(x) is int:
+        return x
+    refuse_traced(x, name)
+    if not is_bool(x):
+        try:
+            return index(x)
+        except TypeError:  # also of an array that holds no single integer
+            pass
+    raise TypeError(f"{name} must be an integer, not {type(x).__name__}")
 
 
 def one_of(value: Any, allowed: Iterable[str | None], name: str) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from operator import index
 from typing import Any
 
 from . import _context_layout as layouts
+from ._arguments import integer
 from ._context_choice import Sizes
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import OPTIONS
@@ -65,7 +65,8 @@ def documents_of(cu_seqlens: Any) -> tuple[int, ...] | None:
     if cu_seqlens is None:
         return None
     try:
-        documents = tuple(index(x) for x in (cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens))
+        given = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens
+        documents = tuple(integer(x, "cu_seqlens") for x in given)
     except TypeError:
         raise InvalidError(f"cu_seqlens is {cu_seqlens!r}; it must be a list or an array of integers") from None
     if len(documents) < 1 or documents[0] != 0 or any(b < a for a, b in pairwise(documents)):

@@ -6,6 +6,7 @@ import sys
 from itertools import pairwise
 from typing import Any
 
+from ._arguments import integer
 from ._errors import InvalidError, UnsupportedError
 from ._flash_attn_three import known_on_host
 
@@ -22,7 +23,8 @@ def gather_pages(
     from ._torch_eager import eager
     from ._torch_options import require_tensors
 
-    longest = lengths["max_seqlen_k"] or None  # 0 means unknown, as None does
+    longest = None if lengths["max_seqlen_k"] is None else integer(lengths["max_seqlen_k"], "max_seqlen_k")
+    longest = longest or None  # 0 means unknown, as None does
     name = "cu_seqlens_k" if lengths.get("seqused_k") is None else "seqused_k"
     require_tensors(k=k, v=v, block_table=block_table, cu_seqlens_q=lengths["cu_seqlens_q"], **{name: lengths[name]})
     seqused_k = used_keys(lengths["cu_seqlens_k"], lengths.get("seqused_k"))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _core
-from ._arguments import is_traced, refuse_traced
+from ._arguments import integer, is_traced, refuse_traced
 from ._errors import Error, InvalidError, UnsupportedError
 
 Array = Any
@@ -69,16 +69,12 @@ def check_known(**numbers: Any) -> None:
 def check_hints(pack_gqa: Any, sm_margin: Any) -> None:
     if pack_gqa is not None and type(pack_gqa) is not bool:
         _core.flag(pack_gqa, "pack_gqa")
-    if type(sm_margin) is not int:
-        refuse_traced(sm_margin, "sm_margin")
-        raise TypeError(f"sm_margin must be an integer, not {type(sm_margin).__name__}")
-    if sm_margin < 0:
+    if integer(sm_margin, "sm_margin") < 0:
         raise InvalidError(f"sm_margin is {sm_margin}; it must not be negative")
 
 
 def refuse(attention_chunk: int, q_descale: Array | None) -> None:
-    check_known(attention_chunk=attention_chunk)
-    if attention_chunk:
+    if integer(attention_chunk, "attention_chunk"):
         raise UnsupportedError(f"attention_chunk is {attention_chunk}; attention in chunks is not supported: it must be 0")
     if q_descale is not None:
         raise UnsupportedError("q_descale: q of 8 bits is not supported; pass q in 16 bits, multiplied by its scale")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import one_of
+from ._arguments import integer, one_of
 from ._errors import InvalidError
 from ._jax_calls import CACHE_WRITE, DECODE, INTERLEAVED, INVARIANT_ROWS, Options
 from ._jax_options import (
@@ -16,7 +16,6 @@ from ._jax_options import (
     arrays_among,
     arrays_of,
     flags,
-    integer,
     known,
     lengths,
     operands,

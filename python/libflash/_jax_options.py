@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core, _option_list
-from ._arguments import one_of, refuse_traced
+from ._arguments import integer, one_of, refuse_traced
 from ._errors import InvalidError
 from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
 from ._option_list import OPTIONS, Option, names_of
@@ -38,14 +37,6 @@ def real(x: Any, name: str) -> float:
     except (TypeError, ValueError):
         pass
     raise TypeError(f"{name} must be a number, not {type(x).__name__}")
-
-
-def integer(x: Any, name: str) -> int:
-    known(x, name)
-    try:
-        return operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
 
 
 def switch(x: Any, name: str) -> bool:
@@ -200,6 +191,9 @@ def four_dimensions(x: Any, name: str) -> Array:
 
 def random_state(seed: Any, offset: Any) -> tuple[dict[str, int], Array | None]:
     """Seed and offset, as numbers or as uint32[4], low words first, which the program reads when it runs."""
+    for name, x in (("seed", seed), ("offset", offset)):
+        if isinstance(x, (bool, np.bool_)):
+            integer(x, name)  # refuses it
     if is_number(seed) and is_number(offset):
         return {"seed": signed(seed, "seed"), "offset": signed(offset, "offset")}, None
     if not is_number(seed):
@@ -221,7 +215,7 @@ def random_state(seed: Any, offset: Any) -> tuple[dict[str, int], Array | None]:
 
 
 def is_number(x: Any) -> bool:
-    return isinstance(x, (int, np.integer))
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def signed(value: int, name: str) -> int:

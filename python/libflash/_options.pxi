@@ -84,27 +84,18 @@ cdef int64_t integer(object x, str name) except? -1:
     if x is _zero:
         return 0
     if type(x) is not int:
-        x = index_of(x, name)
+        x = integer_of(x, name)
     value = PyLong_AsLongLongAndOverflow(x, &overflow)
     if overflow != 0:
         raise InvalidError(f"{name} is {x}, which does not fit 64 bits")
     return value
 
 
-cdef object index_of(object x, str name):
-    """An int of Python from any integer."""
-    refuse_traced(x, name)
-    try:
-        return x.__index__()
-    except (AttributeError, TypeError):  # TypeError: an array that holds no single integer
-        raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
-
-
 cdef uint64_t unsigned(object x, str name) except? 0xFFFFFFFFFFFFFFFF:
     if x is _zero:
         return 0
     try:
-        return <uint64_t>(x if type(x) is int else index_of(x, name))
+        return <uint64_t>(x if type(x) is int else integer_of(x, name))
     except OverflowError:
         raise InvalidError(f"{name} is {x}; it must be from 0 to 2**64 - 1") from None
 

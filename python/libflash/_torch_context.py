@@ -7,7 +7,6 @@ a parameter (learnable_sink) is this rank's share, as for any other parameter: t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import index
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from . import _context_layout as layouts
 from . import _core
 from . import _torch_context_group as groups
 from . import _torch_symmetric_memory as symmetric
+from ._arguments import integer
 from ._context_choice import Sizes, can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout, chunks_by_position
 from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
@@ -169,14 +169,16 @@ def read_arguments(
 def read_integer(value: Any, name: str) -> int:
     """Of Python or NumPy."""
     try:
-        return index(value)
+        return integer(value, name)
     except TypeError:
         raise InvalidError(f"{name} is of type {type(value).__name__}; it must be an integer") from None
 
 
 def read_window(window_size: Any) -> tuple[int, int]:
     try:
-        left, right = (-1, -1) if window_size is None else (-1 if size is None else index(size) for size in window_size)
+        left, right = (
+            (-1, -1) if window_size is None else (-1 if size is None else integer(size, "window_size") for size in window_size)
+        )
     except (TypeError, ValueError):
         left = right = -2
     if min(left, right) < -1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from operator import index
 from typing import Any, TypeVar
 
 import torch
@@ -12,9 +11,10 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from . import _core
+from ._arguments import integer as integer_of
 from ._block_mask import BlockMask
 from ._errors import InvalidError, UnsupportedError
-from ._option_list import BLOCKS, OPTIONS, SHARD, WINDOW, Option
+from ._option_list import BLOCKS, INTEGER, OPTIONS, SHARD, WINDOW, Option
 from ._torch_kernels import BLOCK_LISTS
 from ._torch_tangents import tangent_of
 
@@ -79,6 +79,8 @@ def form_of(option: Option) -> str:
         return "tensor"
     if type(option.default) is bool:
         return "flag"
+    if option.kind is INTEGER:
+        return "integer"
     return "value" if option.default or option.default is None else "zero"
 
 
@@ -89,12 +91,7 @@ def flag(x: Any, name: str) -> bool:
 
 def integer(x: Any, name: str) -> int | torch.SymInt:
     """An int of Python from any integer: NumPy's integers do not hold 2**64."""
-    if isinstance(x, (int, torch.SymInt)):
-        return x
-    try:
-        return index(x)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
+    return x if isinstance(x, torch.SymInt) else integer_of(x, name)
 
 
 def require_tensors(**given: Any) -> None:
@@ -152,9 +149,12 @@ def given_options(
         elif form == "flag":
             if flag(value, option) is not default:
                 numbers[name] = not default
+        elif form == "integer":  # None means the default
+            if (number := constant(value, option)) is not None:
+                number = integer(number, option)
+            if number or default is None:
+                numbers[name] = number
         elif form == "zero":  # the default is 0: None means the same
-            if type(value) is float and type(default) is int:
-                raise TypeError(f"{option} must be an integer, not float")
             if number := constant(value, option):
                 numbers[name] = number
         elif form == "value":
@@ -180,16 +180,15 @@ def as_tensor(x: Any) -> Tensor:
     return x if isinstance(x, Tensor) else torch.utils.dlpack.from_dlpack(x)
 
 
-def window(window_size: Any) -> list[int]:
+def window(window_size: Any) -> list[int | torch.SymInt]:
     """(left, right) with -1 for None, as the operators take it."""
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
-    left, right = window_size
-    return [-1 if left is None else left, -1 if right is None else right]
+    return [-1 if size is None else integer(size, f"window_size[{i}]") for i, size in enumerate(window_size)]
 
 
-def shard(triple: Any) -> list[int]:
+def shard(triple: Any) -> list[int | torch.SymInt]:
     """(count, index, keys), as the operators take it."""
     if not isinstance(triple, (tuple, list)) or len(triple) != 3:
         raise TypeError(f"shard must be a triple (count, index, keys), not {triple!r}")
-    return list(triple)
+    return [integer(x, f"shard[{i}]") for i, x in enumerate(triple)]

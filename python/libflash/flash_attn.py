@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import sys
 from numbers import Integral
-from operator import index
 from typing import Any
 
 from . import _core
 from . import _flash_attn_three as three
-from ._arguments import refuse_traced
+from ._arguments import integer, refuse_traced
 from ._errors import InvalidError, UnsupportedError
 from ._flash_attn_pages import gather_pages, used_keys
 
@@ -448,10 +447,8 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
         refuse_traced(window_size, "window_size")
     pair = window_size.tolist() if hasattr(window_size, "tolist") else window_size
     try:
-        left, right = (None if x is None else index(x) for x in pair)
+        left, right = (None if x is None else integer(x, f"window_size[{i}]") for i, x in enumerate(pair))
     except (TypeError, ValueError) as error:
-        for i, x in enumerate(pair if isinstance(pair, (tuple, list)) else ()):
-            refuse_traced(x, f"window_size[{i}]")
         raise TypeError(f"window_size must be two integers (left, right), not {window_size!r}") from error
     return left, right
 

@@ -62,6 +62,17 @@ def test_a_wrong_type_is_refused_by_name(operation: str, option: Option) -> None
     assert option.kind.error in str(refused.value)
 
 
+INTEGERS = [(op, o.name) for op in POSITIONAL for o in options_of(op) if o.kind.error == "must be an integer"]
+
+
+@pytest.mark.parametrize(("operation", "name"), INTEGERS)
+def test_bools_are_no_integers(operation: str, name: str) -> None:
+    """In Python they are."""
+    for given in (True, False, np.True_, np.array(True)):
+        with pytest.raises(TypeError, match=rf"^{name} must be an integer, not {type(given).__name__}$"):
+            getattr(libflash, operation)(*arguments_for(operation), **{name: given})
+
+
 @pytest.mark.parametrize("operation", POSITIONAL)
 def test_stub(operation: str) -> None:
     if operation == "cache_write":  # its options are written out
