@@ -207,7 +207,8 @@ def test_cache_write_of_keys_alone_and_donation() -> None:
         {"k_scale": np.ones((2, 1), np.float32)},
         {"rotary_cos": np.ones((4, 2), np.float32)},
         {"k_rope": np.ones((2, 1, 4), np.float32)},
-        {"positions": np.zeros(3, np.int32)},
+        {"positions": np.zeros(2, np.int32)},
+        {"positions": np.zeros(3, np.int32), **dict.fromkeys(("rotary_cos", "rotary_sin"), np.ones((4, 2), np.float32))},
     ],
     ids=lambda change: "-".join((*change, *map(str, next(iter(change.values())).shape))),
 )

@@ -85,6 +85,14 @@ def test_gradients_are_refused() -> None:
         libflash.cache_write(**x)
 
 
+def test_positions_without_rotary_tables_are_refused() -> None:
+    x = problem(False)
+    positions = torch.arange(4, dtype=torch.int32)
+    for run in (libflash.torch.cache_write, torch.compile(libflash.torch.cache_write, backend="aot_eager")):
+        with pytest.raises(libflash.InvalidError, match=r"^positions is given without rotary_cos"):
+            run(**copied(x), positions=positions)
+
+
 def test_vmap_needs_mapped_caches() -> None:
     x = problem(False)
     with pytest.raises(libflash.UnsupportedError, match="k_cache is written to"):

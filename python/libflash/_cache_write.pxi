@@ -22,7 +22,7 @@ def cache_write(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None, k_
     k_rope_cache, k_rope : as in decode(); k_rope (total, heads_k, channels of k_rope_cache)
     rotary_cos, rotary_sin, rotary_interleaved : as in decode(), for k
     positions : (total,) int32 (int64 on the CPU: converted)
-        The position of each row; required with rotary_cos.
+        The position of each row; required with rotary_cos, and refused without.
     cache_dtype : "e4m3" or "e5m2", what the elements of caches of uint8 are
     stream, backend, kernel : as in attention()
 
@@ -70,6 +70,7 @@ def cache_write(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None, k_
         options.rotary_cos = extra(&call, &extras, rotary_cos, "rotary_cos")
         options.rotary_sin = extra(&call, &extras, rotary_sin, "rotary_sin")
         options.positions = extra(&call, &extras, positions, "positions", LENGTHS)
+        check_row_positions(positions, rotary_cos)
         if flag(rotary_interleaved, "rotary_interleaved"):
             options.flags |= FLASH_FLAG_ROTARY_INTERLEAVED
         options.num_threads = num_threads_for(source, &tk)
