@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import decode_cases
 import numpy as np
 import pytest
@@ -27,6 +30,27 @@ def test_kernels() -> None:
     """At least one kernel besides the scalar reference."""
     assert "decode_cpu_scalar" in KERNELS
     assert FAST
+
+
+@pytest.mark.parametrize("convert", [np.asarray, lambda x: pytest.importorskip("torch").from_numpy(x)], ids=["numpy", "torch"])
+def test_int64_tables_and_indices(convert: Callable[[np.ndarray], Any]) -> None:
+    """They are converted on the CPU. Entries that do not fit int32 are refused, also those of no key."""
+    q, k, v = (random(*shape, seed=i) for i, shape in enumerate(((2, 1, 4, 8), (6, 4, 2, 8), (6, 4, 2, 8))))
+    table, lengths = np.array([[3, 1, 99], [0, -7, 2]]), np.array([6, 3])
+    assert table.dtype == np.int64
+
+    def call(dtype: str, **options: np.ndarray) -> np.ndarray:
+        given = {name: convert(x.astype(dtype)) for name, x in options.items()}
+        return np.asarray(libflash.decode(*(convert(x) for x in (q, k, v)), **given))
+
+    paged = {"block_table": table, "cache_seqlens": lengths}
+    whole = {"cache_batch_idx": np.array([5, 2]), "cache_leftpad": np.array([1, 0]), "cache_seqlens": np.array([4, 3])}
+    for options in (paged, whole):
+        assert_same_bits(call("int64", **options), call("int32", **options))
+    with pytest.raises(libflash.InvalidError, match=r"^block_table holds 4294967299, which does not fit int32$"):
+        call("int64", **paged | {"block_table": table + np.array([0, 0, 2**32 - 96])})
+    with pytest.raises(libflash.InvalidError, match=r"^block_table has dtype int16; int32 \(or int64 on the CPU\) is needed$"):
+        call("int16", block_table=table)
 
 
 @every_kernel

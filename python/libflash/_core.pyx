@@ -189,9 +189,9 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         window_size, alibi_slopes and dropout use the positions; bias, mask and block_mask still use the row and column numbers in
         the arrays. On a GPU positions must be below 2**29, and alibi_slopes need steps of 1 and neither row_positions nor
         column_positions.
-    row_positions, column_positions : (batch, seqlen) or packed (total,) int32
+    row_positions, column_positions : (batch, seqlen) or packed (total,) int32 (int64 on the CPU: converted)
         The position of each row or key; strictly increasing within a sequence.
-    sequence_numbers : (batch,) int32;  head_begin, heads_total : int
+    sequence_numbers : (batch,) int32 (int64 on the CPU: converted);  head_begin, heads_total : int
         The numbers that dropout uses for batch entries and heads, for a call on some sequences or heads of a batch: head h has
         the number head_begin + h of heads_total.
     sm_margin : int

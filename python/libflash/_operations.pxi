@@ -271,11 +271,11 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         None: the values are the first head_dim_v channels of k_cache (MLA); v must then be None too.
     cache_seqlens : (batch,) int32 (int64 on the CPU: converted)
         Valid keys before this call; default the capacity, or 0 if k is given.
-    block_table : (batch, columns) int32
+    block_table : (batch, columns) int32 (int64 on the CPU: converted, and every entry must fit int32; on CUDA: refused)
         Key j of sequence b is row j % page_size of page block_table[b, j // page_size].
-    cache_batch_idx : (batch,) int32
+    cache_batch_idx : (batch,) int32 (int64 on the CPU: converted)
         The cache entry of each sequence, default its own number; not together with block_table.
-    cache_leftpad : (batch,) int32
+    cache_leftpad : (batch,) int32 (int64 on the CPU: converted)
         Number of cached keys at the start of a sequence that do not exist; positions count them. With block_table, the entries
         of pages that hold only such keys may have any value.
     k, v : (batch, seqlen_new, heads_k, head_dim) and (..., head_dim_v), or packed (total_new, heads_k, head_dim) and (...)

@@ -166,8 +166,9 @@ def flash_attn_varlen_func(
     cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. The maxima of the lengths are needed only
     for S_dmask. softmax_lse is (heads, total_q).
 
-    block_table, (batch, columns) int32: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. They are read in
-    place; with dropout, seqused_q and where gradients are recorded, PyTorch's are gathered into new memory first.
+    block_table, (batch, columns) int32 (int64 on the CPU: converted): k and v are pages (num_pages, page_size, heads_k, head_dim)
+    of a cache. They are read in place; with dropout, seqused_q and where gradients are recorded, PyTorch's are gathered into new
+    memory first.
     With pages, seqused_k (batch,) may replace cu_seqlens_k, which is then None; if the pages are read in place, they may have
     k_descale, v_descale and qv as in flash_attn_with_kvcache.
     """
@@ -301,7 +302,8 @@ def flash_attn_with_kvcache(
     """A few query rows (batch, seqlen_q, heads, head_dim) against a cache; `libflash.decode` explains each argument.
 
     k and v, (batch, seqlen_new, heads_k, head_dim), are first appended to the cache, in place, after the valid rows.
-    cache_seqlens is an int or (batch,) int32. No gradients.
+    cache_seqlens is an int or (batch,) int32. block_table is int32; int64 is converted on the CPU and refused on CUDA. No
+    gradients.
 
     The arguments of flash-attn 3 and 4 come last. Caches may be of float8_e4m3fn, float8_e5m2 or int8;
     a cached value is its element times k_descale or v_descale, (batch, heads_k) float32, or of the other shapes that k_scale of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -60,6 +61,14 @@ def test_a_wrong_type_is_refused_by_name(operation: str, option: Option) -> None
         getattr(libflash, operation)(*arguments_for(operation), **{option.name: object()})
     assert str(refused.value).startswith(option.name)
     assert option.kind.error in str(refused.value)
+
+
+@pytest.mark.parametrize("operation", ["attention", "decode", "cache_write"])
+def test_docstrings_say_that_int64_is_converted(operation: str) -> None:
+    for option in options_of(operation):
+        if option.kind is _option_list.LENGTHS:
+            stated = rf"\b{option.name}\b[\w, ]* : \(.*int64 on the CPU: converted"
+            assert re.search(stated, getattr(libflash, operation).__doc__), option.name
 
 
 INTEGERS = [(op, o.name) for op in POSITIONAL for o in options_of(op) if o.kind.error == "must be an integer"]
