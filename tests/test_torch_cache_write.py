@@ -9,6 +9,7 @@ import pytest
 import libflash
 
 torch = pytest.importorskip("torch")
+import libflash.flash_attn  # noqa: E402
 import libflash.torch  # noqa: E402
 
 SLOTS = [9, -1, 0, 4]
@@ -83,6 +84,42 @@ def test_gradients_are_refused() -> None:
             function(**x)
     with torch.no_grad():
         libflash.cache_write(**x)
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+def test_caches_of_bytes(dtype: str) -> None:
+    """The table for serving engines (tests/examples/README.md): a view as float8 is cache_dtype, for writing and reading."""
+    view = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[dtype]
+    given, wanted = (torch.zeros(2, 3, 4, 2, 8, dtype=torch.uint8) for _ in range(2))
+    rows, scales = torch.randn(4, 2, 8), {"k_scale": torch.tensor(0.5), "v_scale": torch.tensor(0.25)}
+    viewed, table = given.view(view).unbind(0), torch.tensor([[2, 1]], dtype=torch.int32)
+    libflash.cache_write(rows, rows, *viewed, torch.tensor(SLOTS), **scales)
+    libflash.cache_write(rows, rows, *wanted.unbind(0), torch.tensor(SLOTS), **scales, cache_dtype=dtype)
+    assert torch.equal(given, wanted)
+    assert given[0].flatten(0, 1).any(-1).any(-1).nonzero().flatten().tolist() == sorted(set(SLOTS) - {-1})
+    q, options = torch.randn(1, 1, 4, 8), {"block_table": table, "cache_seqlens": torch.tensor([6], dtype=torch.int32)}
+    out = libflash.decode(q, *viewed, **options, **scales)
+    assert torch.equal(libflash.decode(q, *wanted.unbind(0), **options, **scales, cache_dtype=dtype), out)
+    for call in (libflash.decode, libflash.flash_attn.flash_attn_with_kvcache):
+        with pytest.raises(libflash.InvalidError, match="k_cache has dtype uint8"):
+            call(q, *wanted.unbind(0), **options)
+
+
+def test_rows_of_padding_are_not_written() -> None:
+    """The same table: rows without a sequence in an append, and rows without a slot, which must be left out."""
+    caches = torch.zeros(2, 3, 4, 2, 8)
+    rows, ends = torch.randn(4, 2, 8), torch.tensor([0, 2], dtype=torch.int32)
+    lengths, table = torch.tensor([3], dtype=torch.int32), torch.tensor([[2, 1]], dtype=torch.int32)
+    libflash.decode(torch.randn(4, 4, 8), *caches.unbind(0), k=rows, v=rows, cu_seqlens_q=ends, cache_seqlens=lengths,
+                    block_table=table)  # fmt: skip
+    for cache in caches.flatten(1, 2):
+        assert cache.any(-1).any(-1).nonzero().flatten().tolist() == [4, 11]
+        assert torch.equal(cache[[11, 4]], rows[:2])
+    slots = torch.tensor([0, 7])
+    with pytest.raises(libflash.InvalidError, match=r"^slots: shape must be \(rows of k,\) = \(4,\) \(it is \(2,\)\)$"):
+        libflash.cache_write(rows, rows, *caches.unbind(0), slots)
+    libflash.cache_write(rows[: len(slots)], rows[: len(slots)], *caches.unbind(0), slots)
+    assert torch.equal(caches[1].flatten(0, 1)[slots], rows[:2])
 
 
 def test_positions_without_rotary_tables_are_refused() -> None:
