@@ -70,6 +70,26 @@ def test_an_integer_array_is_that_number() -> None:
     assert_same_bits(dropped(jnp.int32(-1)), dropped(2**64 - 1))  # modulo 2**64
 
 
+def test_seeds_of_calls_that_run_at_once() -> None:
+    """libflash.attention of JAX arrays on the CPU without jit: integers of every type, and no keys."""
+    q, k, v = (jnp.asarray(x) for x in qkv())
+    call = lambda seed, offset=0: libflash.attention(q, k, v, dropout_p=0.5, seed=seed, offset=offset)  # noqa: E731
+    for seed in (5, 2**32 - 1):
+        for form in (jnp.uint32, np.uint32, lambda x: np.array(x, np.uint32)):
+            assert_same_bits(call(form(seed)), dropped(seed))
+            assert_same_bits(call(1, form(seed)), dropped(1, seed))
+    key, pair = r"seed is key<fry>\[\], a PRNG key; it must be an integer", r"seed is uint32\[2\], a PRNG key"
+    for form, said in ((jax.random.key, key), (jax.random.PRNGKey, pair)):
+        with pytest.raises(TypeError, match=said):
+            call(form(7))
+        with pytest.raises(TypeError, match=r"such as int\(jax\.random\.bits\(key\)\)\. libflash\.jax\.attention takes a key"):
+            libflash.attention(*qkv(), seed=form(7))
+        with pytest.raises(TypeError, match=r"offset is .* a PRNG key"):
+            libflash.explain(q, k, v, dropout_p=0.5, offset=form(7))
+        seed = int(jax.random.bits(form(7)))
+        assert_same_bits(call(seed), dropped(seed))
+
+
 def test_what_is_no_seed() -> None:
     refused = {
         r"seed is float32\[2\]": (jnp.zeros(2), 0),

@@ -60,6 +60,18 @@ def one_of(value: Any, allowed: Iterable[str | None], name: str) -> Any:
     raise InvalidError(f"{name} is {shown(value)}; it must be {', '.join(others)} or {last}")
 
 
+def refuse_key(x: Any, name: str) -> None:
+    """Refuse a PRNG key of JAX: an array of keys, or uint32[2] as jax.random.PRNGKey makes it."""
+    jax, dtype = sys.modules.get("jax"), str(getattr(x, "dtype", ""))
+    if jax is None or not isinstance(x, jax.Array):
+        return
+    if dtype.startswith("key<") or (dtype == "uint32" and x.shape == (2,)):
+        raise TypeError(
+            f"{name} is {dtype}{list(x.shape)}, a PRNG key; it must be an integer, such as int(jax.random.bits(key)). "
+            "libflash.jax.attention takes a key as seed"
+        )
+
+
 def check_row_positions(positions: Any, rotary_cos: Any) -> None:
     """Check the positions of cache_write, which has no other use for them."""
     if positions is not None and rotary_cos is None:

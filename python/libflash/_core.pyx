@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 
-from ._arguments import check_parts, check_row_positions, integer as integer_of, is_traced, one_of, refuse_traced
+from ._arguments import check_parts, check_row_positions, integer as integer_of, is_traced, one_of, refuse_key, refuse_traced
 from ._block_mask import BlockMask
 from ._errors import InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status, python_names
 from ._option_list import defaults_of, options_of
@@ -169,7 +169,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     dropout_p : float
         Probability of dropping an entry of the softmax, from 0 up to but not 1. The mask depends on (seed, offset, batch, head,
         row, column) alone; the definition (Philox4x32-10) is in libflash.h.
-    seed, offset : int from 0 to 2**64 - 1
+    seed, offset : int from 0 to 2**64 - 1, also an integer array without dimensions
+        No PRNG key of JAX: libflash.jax.attention takes one as seed.
         Or seed alone: an array of two int64 or uint64 numbers on q's device, seed and offset, read as 64 bits each. On a GPU the
         kernels read it when they run, so a captured CUDA graph uses the numbers that it holds at each replay.
     layout : "bshd", "bhsd" or "sbhd"

@@ -94,6 +94,8 @@ cdef int64_t integer(object x, str name) except? -1:
 cdef uint64_t unsigned(object x, str name) except? 0xFFFFFFFFFFFFFFFF:
     if x is _zero:
         return 0
+    if type(x) is not int:
+        refuse_key(x, name)
     try:
         return <uint64_t>(x if type(x) is int else integer_of(x, name))
     except OverflowError:
@@ -129,6 +131,7 @@ cdef bint is_array(object x):
 
 cdef flash_tensor_t *random_state(Call *call, Extras *extras, object seed) except NULL:
     """Seed and offset of the dropout mask, from an array that the kernels read."""
+    refuse_key(seed, "seed")
     cdef flash_tensor_t *made = extra(call, extras, seed, "seed", RANDOM)
     if made.ndim != 1 or made.shape[0] != 2:
         raise InvalidError(f"seed is an array of shape {tuple([made.shape[i] for i in range(made.ndim)])}; an array must hold "
