@@ -22,7 +22,7 @@ import sys
 import time
 
 import torch
-from gpt import attention, checkpoint, text
+from gpt import attention, checkpoint, files, text
 from gpt.cache import Cache, LibflashCache, MaskedCache, SlicedCache
 from gpt.generation import Generation
 from gpt.model import GPT, Shape
@@ -103,7 +103,7 @@ def wait(device: torch.device) -> None:
 def trained(options: argparse.Namespace) -> GPT:
     """The checkpoint's model, or one after a short training."""
     if options.checkpoint:
-        return checkpoint.load(options.checkpoint, options.device, options.dtype)
+        return checkpoint.load_or_exit(options.checkpoint, options.device, options.dtype)
     blocks, heads, head_dim = (2, 4, 32) if options.small else (12, 12, 64)
     context = options.prompt + options.new
     shape = Shape(text.VOCABULARY, context, blocks, heads, head_dim, options.positions)
@@ -144,6 +144,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=pathlib.Path, help="write what was measured to this file")
     options = parser.parse_args(arguments)
+    files.check(parser, options)
     cuda = options.device.type == "cuda"
     options.dtype = getattr(torch, options.dtype or ("bfloat16" if cuda else "float32"))
     options.batch = options.batch or (3 if options.small else 8)

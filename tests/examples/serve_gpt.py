@@ -23,7 +23,7 @@ import sys
 import time
 
 import torch
-from gpt import checkpoint, text
+from gpt import checkpoint, files, text
 from gpt.draft import MOST_NODES
 from gpt.engine import Engine, Request, Settings
 from gpt.model import GPT, Shape
@@ -43,7 +43,7 @@ SIZES = {"requests": (12, 32), "shared": (40, 256), "prompt": (24, 128), "new": 
 def trained(options: argparse.Namespace) -> GPT:
     """The checkpoint's model, or one after a short training."""
     if options.checkpoint:
-        return checkpoint.load(options.checkpoint, torch.device("cpu"), options.dtype)
+        return checkpoint.load_or_exit(options.checkpoint, torch.device("cpu"), options.dtype)
     blocks, heads, head_dim = (2, 4, 32) if options.small else (6, 6, 64)
     shape = Shape(text.VOCABULARY, options.context, blocks, heads, head_dim, options.positions)
     return trained_briefly(shape, options.train_steps, 1024, options.dtype, torch.device("cpu"), options.seed)
@@ -165,6 +165,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=pathlib.Path, help="write what was measured to this file")
     options = parser.parse_args(arguments)
+    files.check(parser, options)
     options.dtype = getattr(torch, options.dtype)
     for name, (small, large) in SIZES.items():
         if getattr(options, name) is None:

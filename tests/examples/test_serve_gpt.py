@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -16,8 +17,9 @@ import libflash
 
 torch = pytest.importorskip("torch")
 
+import decode_gpt  # noqa: E402
 import serve_gpt  # noqa: E402
-from gpt import checkpoint  # noqa: E402
+from gpt import checkpoint, files  # noqa: E402
 from gpt.draft import Tree, draft  # noqa: E402
 from gpt.engine import Engine, Settings  # noqa: E402
 from gpt.model import GPT, Shape  # noqa: E402
@@ -192,6 +194,63 @@ def test_bad_options(arguments: list[str], said: str, capsys: pytest.CaptureFixt
         serve_gpt.main(["--small", *arguments])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+FILES = {
+    "json in no folder": (["--json", "missing/x.json"], r"--json is missing/x\.json; the folder /.*/missing must exist$"),
+    "json is a folder": (["--json", "folder"], r"--json is folder; it must be a file, not a folder$"),
+    "no checkpoint": (
+        ["--checkpoint", "missing.pt"],
+        r"--checkpoint is missing\.pt; .* can be read \(No such file or directory\)$",
+    ),
+    "checkpoint is a folder": (["--checkpoint", "folder"], r"--checkpoint is folder; it must be a file .* \(Is a directory\)$"),
+    "checkpoint is text": (
+        ["--checkpoint", "text"],
+        r"--checkpoint is text; it must be what train_gpt\.py --save wrote \(UnpicklingError\)$",
+    ),
+    "checkpoint is empty": (
+        ["--checkpoint", "empty"],
+        r"--checkpoint is empty; it must be what train_gpt\.py --save wrote \(EOFError\)$",
+    ),
+    "checkpoint is cut": (
+        ["--checkpoint", "cut"],
+        r"--checkpoint is cut; it must be what train_gpt\.py --save wrote \(RuntimeError\)$",
+    ),
+    "checkpoint of another": (["--checkpoint", "other"], r"--checkpoint is other; it must be .* wrote \(KeyError\)$"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_checked_before_work_begins(
+    name: str, model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    arguments, said = FILES[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serve_gpt, "trained_briefly", lambda *_: pytest.fail("a training began"))
+    monkeypatch.setattr(serve_gpt, "serve", lambda *_: pytest.fail("a request was served"))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no checkpoint\n")
+    (tmp_path / "empty").touch()
+    (tmp_path / "cut").write_bytes(model.read_bytes()[:-1000])
+    torch.save({"weights": {}}, tmp_path / "other")
+    for program in (serve_gpt, decode_gpt):
+        with pytest.raises(SystemExit) as ended:
+            program.main(["--small", *arguments])
+        assert ended.value.code == 2
+        assert re.search(said, capsys.readouterr().err, re.MULTILINE)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere, so what the system says is replaced."""
+    path = tmp_path / "x.json"
+    assert files.unwritable(path) is None
+    assert not path.exists()
+    monkeypatch.setattr(os, "access", lambda given, mode: given != tmp_path or mode != os.W_OK)
+    assert files.unwritable(path) == "it must be a file that can be written"
+    path.touch()
+    assert files.unwritable(path) is None
+    monkeypatch.setattr(os, "access", lambda given, mode: given != path or mode != os.W_OK)
+    assert files.unwritable(path) == "it must be a file that can be written"
 
 
 def test_a_checkpoint_that_is_too_short(model: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
