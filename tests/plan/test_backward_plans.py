@@ -202,6 +202,7 @@ def rows_of(sequences: int, length: int, heads_q: int, heads_k: int, head_dim: i
 
 
 CAUSAL = {"flags": abi.CAUSAL}
+ONE_PACKED = {name: tensor(2, dtype=abi.INT32) for name in ("cu_seqlens_q", "cu_seqlens_k")}
 
 
 @pytest.mark.parametrize(
@@ -219,6 +220,8 @@ CAUSAL = {"flags": abi.CAUSAL}
         (rows_of(4, 4096, 16, 16), CAUSAL, None),  # the short key tiles are last
         (rows_of(1, 1024, 32, 8), {"block_mask": BLOCKS}, None),  # the host does not know which query tiles it keeps
         (rows_of(1, 1 << 18, 8, 1), {}, None),  # several launches for each key tile
+        ((tensor(2048, 32, 128), *(tensor(2048, 8, 128),) * 2), ONE_PACKED | CAUSAL, (128, 128, 2)),
+        ((tensor(16384, 16, 128),) * 3, ONE_PACKED, None),  # the host does not know which key tiles are in the last wave
     ],
 )
 def test_splits_of_key_tiles(
@@ -244,7 +247,7 @@ def test_groups_of_sm80_under_a_causal_mask(lib: c.CDLL, options: dict[str, Any]
 
 @pytest.mark.parametrize("backend", [b"sm90", b"sm80"])
 def test_groups_of_tangents_under_a_causal_mask(lib: c.CDLL, backend: bytes) -> None:
-    """sm90: tiles of 128 keys, a thread block on each of 132 multiprocessors; sm80: tiles of 64 keys, two thread blocks on each."""
+    """sm90: tiles of 128 keys, one thread block on each of 132 multiprocessors; sm80: tiles of 64 keys, two on each."""
     q, k, v = rows_of(1, 4096, 32, 8)
     lib.describe(*DEVICES["H200"])
     text = explain(lib, "backward_tangent", (q, k, v), tangents={"q": q, "k": k, "v": v}, backend=backend, **CAUSAL)

@@ -91,6 +91,8 @@ inline BackwardSplits backward_splits(const AttentionProblem& problem, const Bac
     const KeyTileTimes times = key_tile_times(problem, plan);
     most = std::min({most, kMostSplits, times.longest / kFewestTilesOfSplit});
     const bool equal = 8 * times.longest * tiles <= 9 * times.all;
+    // Of packed sequences the host does not know which key tiles are in the last wave.
+    if (equal && problem.k_rows.packed() && tiles > blocks) return {};
     const BackwardSplits splits =
         equal ? split_rest(tiles, blocks, times.longest, most) : split_all(tiles, blocks, times, most, plan.tile_k == 64);
     return splits.splits > 1 ? splits : BackwardSplits{};
