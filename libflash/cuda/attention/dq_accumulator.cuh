@@ -114,6 +114,7 @@ struct DqAccumulator {
         T* dq = static_cast<T*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head +
                 rows.start * params.dq.row;
         const float* const sums = params.dq_accumulator + warp * kWarpFloats;
+        // The sums of two tiles are loaded before the first is stored, where they fit 64 registers.
         constexpr int kTiles = kUnitRows / kBlockM, kTogether = 2 * kWarpFloats <= 64 * 32 && kTiles % 2 == 0 ? 2 : 1;
 #pragma unroll 1
         for (int i = 0; i < kTiles; i += kTogether) {
