@@ -125,7 +125,7 @@ struct BackwardPlan {
     ScheduleParams query_tile_schedule{};  // of the dQ kernel: by query tile
     bool vector_loads = false, vector_out = false;
     bool dq_kernel = false;    // a separate kernel computes dq, and there is no dQ accumulator
-    bool dynamic = false;      // dynamic tile scheduler: a counter in the workspace gives the next key tile
+    bool dynamic = false;      // dynamic tile scheduler: a counter in the workspace gives the next work tile
     bool fixed_order = false;  // the dK/dV kernel adds to the dQ accumulator in a fixed order
     // In launch order.
     LaunchShape statistics, dq_counters, dk_dv, dq_conversion, dq, dsink, dbias;

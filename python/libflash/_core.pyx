@@ -170,9 +170,9 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         Probability of dropping an entry of the softmax, from 0 up to but not 1. The mask depends on (seed, offset, batch, head,
         row, column) alone; the definition (Philox4x32-10) is in libflash.h.
     seed, offset : int from 0 to 2**64 - 1, also an integer array without dimensions
-        No PRNG key of JAX: libflash.jax.attention takes one as seed.
         Or seed alone: an array of two int64 or uint64 numbers on q's device, seed and offset, read as 64 bits each. On a GPU the
         kernels read it when they run, so a captured CUDA graph uses the numbers that it holds at each replay.
+        A PRNG key of JAX is refused; libflash.jax.attention takes one as seed.
     layout : "bshd", "bhsd" or "sbhd"
         The order of the axes of q, k, v and out: b batch, s seqlen, h heads, d head_dim. Packed arrays, lse, bias and masks
         always have the order given here.

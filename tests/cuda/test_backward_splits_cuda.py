@@ -18,6 +18,7 @@ OPTIONS = {
     "causal": GROUPED | {"causal": True},
     "full": GROUPED,
     "one-head": {"batch": 1, "seqlen_q": 2000, "seqlen_k": 300, "causal": True, "causal_align": "top_left"},
+    "last-wave": {"batch": 1, "seqlen_q": 520, "seqlen_k": 1280, "heads_q": 15, "heads_k": 15},  # whole key tiles, then splits
     "window": GROUPED | {"window_size": (350, 50)},
     "used": GROUPED | {"used_q": (500,), "used_k": (530,), "causal": True},
     "packed": {"seqlen_q": (400, 0, 3, 350), "seqlen_k": (450, 60, 0, 300), "heads_q": 4, "heads_k": 1, "causal": True},

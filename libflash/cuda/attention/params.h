@@ -81,8 +81,9 @@ struct Divisor {
     uint32_t divisor, multiplier, shift;  // n / divisor = n * multiplier >> 32 + shift, for n below 2^31
 };
 
-// The order of the work tiles. Heads form groups whose keys and values fit the L2 cache together; all tiles of a group come
-// before the next group, the longest first.
+// The order of the work tiles. Heads form groups; all tiles of a group come before the next group, the longest first. What the
+// tiles of a group read fits the L2 cache together, or, with key tiles under a causal mask, groups divide the work equally
+// (host/tile_schedule.h).
 struct ScheduleParams {
     int32_t tiles;            // tiles of a head (dense), or an upper bound of the tiles of all sequences (packed)
     int32_t heads_per_group;  // of the batch * heads_q (dense) or heads_q (packed) heads

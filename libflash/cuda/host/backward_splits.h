@@ -19,7 +19,7 @@ struct KeyTileTimes {
 // The time of a work tile besides its query tiles, and what a split needs in addition for its sums: less if only the last wave of
 // thread blocks writes and reads sums.
 constexpr int64_t kWorkTileTime = 2, kSplitTime = 6, kSplitTimeOfLastWave = 3;
-// A split has no fewer query tiles than this.
+// A split of the longest key tile has no fewer query tiles than this. Splits of short key tiles may have none.
 constexpr int64_t kFewestTilesOfSplit = 4;
 // Limits of the workspace: splits of a key tile, and splits for each thread block.
 constexpr int64_t kMostSplits = 16, kMostSplitsOfBlock = 4;
@@ -83,7 +83,7 @@ inline BackwardSplits split_all(int64_t tiles, int64_t blocks, const KeyTileTime
     return best;
 }
 
-// The splits of a plan whose launches are known. most: of a key tile.
+// The splits of a plan whose launches are known. most: the most splits of a key tile.
 inline BackwardSplits backward_splits(const AttentionProblem& problem, const BackwardPlan& plan, int64_t blocks, int64_t most) {
     constexpr int64_t kManyWaves = 128;  // then no gain is large enough
     const int64_t tiles = plan.key_tiles;

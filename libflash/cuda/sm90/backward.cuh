@@ -1,6 +1,6 @@
 // FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608). Its kernels compute the softmax statistics, then dK,
 // dV and the dQ accumulator, then dQ from the accumulator, then the gradients of sink and bias. In the second kernel a persistent
-// thread block processes one key tile after another. It has four warpgroups: the first loads tiles (backward_producer.cuh), the
+// thread block processes one work tile after another. It has four warpgroups: the first loads tiles (backward_producer.cuh), the
 // second computes the dQ accumulator (backward_dq.cuh), the other two have 64 keys each (backward_dk_dv.cuh, backward_halves.cuh,
 // backward_general.cuh), or divide the products of 64 keys (backward_divided.cuh).
 #pragma once

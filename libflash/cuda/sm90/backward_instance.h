@@ -34,8 +34,8 @@ constexpr bool has_fixed_order(const KernelConfig& config, BackwardInstance kind
     return kind != BackwardInstance::block_mask || config.dtype != KernelType::f16_ || config.head_dim != 128;
 }
 
-// Whether thread blocks can divide the query tiles of a key tile (attention/params.h, SplitTilesParams). With a block mask the
-// host does not know how many there are, and at head_dim 128 there are not enough registers.
+// Whether thread blocks can divide the query tiles or the query heads of a key tile (attention/params.h, SplitTilesParams).
+// With a block mask the host does not know how many tiles there are, and at head_dim 128 there are not enough registers.
 constexpr bool has_splits(BackwardInstance kind) { return kind != BackwardInstance::block_mask; }
 
 constexpr BackwardInstance backward_instance(bool general, bool lengths_on_device, bool has_block_mask) {

@@ -1,5 +1,6 @@
 // The sm_90a backward kernel: its parts and the roles of its warpgroups. A work tile is dK and dV of one key tile of one key
-// head, from the query tiles that see it in all query heads that share the key head. Thread blocks are persistent.
+// head, from the query tiles that see it in all query heads that share the key head, or from a range of them. Thread blocks are
+// persistent.
 #pragma once
 
 #include "cuda/sm90/backward_divided.cuh"

@@ -60,7 +60,9 @@ private:
         const float4* const sums = hide_from_compiler(from);
 #pragma unroll
         for (int n = 0; n < kVectors; ++n) {
-            if (n % 4 == 0) __syncwarp();  // the compiler moves no loads across it: there are no registers for more
+            // The first one makes visible to all lanes what lane 0 has acquired in is_last(). The others are there because the
+            // compiler moves no loads across them: there are no registers for more.
+            if (n % 4 == 0) __syncwarp();
             use(n, sums[n * kThreads]);
         }
     }

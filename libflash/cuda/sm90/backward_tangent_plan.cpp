@@ -14,7 +14,7 @@ namespace libflash::cuda::sm90 {
 namespace {
 
 // As in the other plans: heads whose inputs fit in L2 together are processed together, and under a causal mask thread blocks with
-// much work start first.
+// much work start first, in groups of key heads that divide the work equally.
 void plan_schedules(BackwardTangentPlan& plan, const TangentProblem& problem, const DeviceProperties& device) {
     const bool longest_last = problem.mask_rule.right < MaskRule::kUnbounded;
     const auto row_bytes = static_cast<double>(2 * element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v));

@@ -24,7 +24,7 @@ struct BackwardWorkTile {
     QueryTiles<kBlockM, kBlockN> tiles;
     QueryTileRange<kBlockM, kBlockN> range;
     int number;  // of the work tile in the launch
-    // With a block mask `tile` is the one before the first, and `left` the number of query heads.
+    // In instances that support block masks `tile` is the one before the first, and `left` the number of query heads.
     QueryTilePosition first_position;
 
     __device__ __forceinline__ bool exists() const { return work.batch >= 0; }
@@ -52,7 +52,7 @@ struct BackwardWorkTile {
     __device__ __forceinline__ int query_row(int tile) const { return (Traits::kRagged ? q_rows.start : 0) + tile * kBlockM; }
 
 private:
-    // The splits of a key tile divide its query tiles or, with a block mask, its query heads.
+    // The splits of a key tile divide its query tiles or, in instances that support block masks, its query heads.
     __device__ __forceinline__ void init_position(const BackwardParams& params) {
         const int first_head = work.head * params.group_size + params.part.first_head, heads = params.part.heads;
         if constexpr (Traits::kBlockMask) {
