@@ -26,7 +26,7 @@ class CallsAgain:
 @pytest.mark.parametrize("call", [libflash.attention, libflash.torch.attention])
 @pytest.mark.parametrize("grad", [False, True])
 def test_calls_during_a_call_record_gradients(call, grad: bool) -> None:
-    """As those of a signal handler. PyTorch itself records none while it runs a Function's forward."""
+    """As those of a signal handler, whether the outer call records gradients or not."""
     q, k, v = qkv()
     again = CallsAgain(lambda: libflash.attention(q, k, v))
     wanted = call(q, k, v, window_size=(1, 1))
@@ -36,7 +36,7 @@ def test_calls_during_a_call_record_gradients(call, grad: bool) -> None:
         assert torch.equal(out, wanted)
         assert out.requires_grad == grad
     assert again.results
-    assert all(x.requires_grad != grad for x in again.results)
+    assert all(x.requires_grad for x in again.results)
     assert libflash.attention(q, k, v).requires_grad
 
 
