@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 import pytest
 
 import libflash
@@ -22,21 +24,29 @@ class CallsAgain:
         self.results.append(self.call())
         return 1
 
+    def __float__(self) -> float:
+        return float(index(self))
 
+
+@pytest.mark.parametrize("option", ["window_size", "softmax_scale"])
 @pytest.mark.parametrize("call", [libflash.attention, libflash.torch.attention])
 @pytest.mark.parametrize("grad", [False, True])
-def test_calls_during_a_call_record_gradients(call, grad: bool) -> None:
-    """As those of a signal handler, whether the outer call records gradients or not."""
+def test_calls_during_a_call_record_gradients(call, grad: bool, option: str) -> None:
+    """As those of a signal handler. Windows are converted before PyTorch runs a Function, the scale in its forward if the call
+    records gradients. PyTorch itself records none there.
+    """
     q, k, v = qkv()
     again = CallsAgain(lambda: libflash.attention(q, k, v))
-    wanted = call(q, k, v, window_size=(1, 1))
+    plain, nested = {"window_size": ((1, 1), (again, 1)), "softmax_scale": (1.0, again)}[option]
+    wanted = call(q, k, v, **{option: plain})
     inputs = (q, k, v) if grad else [x.detach() for x in (q, k, v)]
     for _ in range(2):
-        out = call(*inputs, window_size=(again, 1))
+        out = call(*inputs, **{option: nested})
         assert torch.equal(out, wanted)
         assert out.requires_grad == grad
     assert again.results
-    assert all(x.requires_grad for x in again.results)
+    in_forward = grad and option == "softmax_scale"
+    assert all(x.requires_grad != in_forward for x in again.results)
     assert libflash.attention(q, k, v).requires_grad
 
 

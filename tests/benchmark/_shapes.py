@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -14,7 +15,6 @@ from _gpu_contenders import (
     FAMILY,
     HELD,
     OURS,
-    RESULTS,
     Problem,
     backward_fa3,
     backward_libflash,
@@ -24,6 +24,7 @@ from _gpu_contenders import (
 )
 from _report import mask_name
 from gpu_attention import agree
+from gpu_attention import compare as compare_calls
 
 import libflash
 
@@ -106,15 +107,20 @@ def compare_sequences(what: str, p: Problem, lengths: list[int], out: torch.Tens
         agree(f"{what}, sequence {which}", "forward", "bfloat16", out[None, rows], alone)
 
 
+def grouped(p: Problem) -> Problem:
+    """The same problem with a key head for every GROUP query heads."""
+    return dataclasses.replace(p, k=p.k[:, :, ::GROUP].contiguous(), v=p.v[:, :, ::GROUP].contiguous())
+
+
 def heads(head_dim: int, seqlen: int, causal: bool) -> Contest:
     p = problem(cell(head_dim, seqlen, causal))
-    grouped = dataclasses.replace(p, k=p.k[:, :, ::GROUP].contiguous(), v=p.v[:, :, ::GROUP].contiguous())
-    calls = {"gqa": forward_libflash(grouped, None), "mha": forward_libflash(p, None)}
+    few = grouped(p)
+    calls = {"gqa": forward_libflash(few, None), "mha": forward_libflash(p, None)}
     name = name_of(p.cell)
 
     def check() -> None:
         """Compare the first sequence with a call whose key heads are repeated."""
-        k, v = (x[:1].repeat_interleave(GROUP, dim=2) for x in (grouped.k, grouped.v))
+        k, v = (x[:1].repeat_interleave(GROUP, dim=2) for x in (few.k, few.v))
         alone = libflash.attention(p.q[:1], k, v, causal=causal)
         agree(f"heads {name}", "forward", "bfloat16", calls["gqa"]()[0][:1], alone)
 
@@ -182,23 +188,21 @@ def arguments(option: str, p: Problem) -> dict[str, object]:
 
 
 def single(head_dim: int, seqlen: int, causal: bool) -> Contest:
-    p = problem(dataclasses.replace(cell(head_dim, seqlen, causal, batch=1), direction="backward"))
-    p = dataclasses.replace(p, k=p.k[:, :, ::GROUP].contiguous(), v=p.v[:, :, ::GROUP].contiguous())
+    p = grouped(problem(dataclasses.replace(cell(head_dim, seqlen, causal, batch=1), direction="backward")))
     many = problem(dataclasses.replace(cell(head_dim, DENSE_SEQLEN, causal), direction="backward"))
     calls = {"single": backward_libflash(p, None), "many": backward_libflash(many, None)}
-    ratios, gflop = (
-        {"single": ("many", "single")},
-        {name: exact_gflop([x.cell.seqlen] * x.cell.batch, x.cell) * 2.5 for name, x in (("single", p), ("many", many))},
-    )
+    gflop = {name: backward_gflop(of.cell) for name, of in (("single", p), ("many", many))}
+    ratios = {"single": ("many", "single")}
     if flash_attention_3():
         calls[FA3], ratios["single fa3"], gflop[FA3] = backward_fa3(p), (FA3, "single"), gflop["single"]
     name = f"{name_of(p.cell)} heads {p.q.shape[2]}/{p.k.shape[2]}"
-
-    def check() -> None:
-        for result, mine, other in zip(RESULTS["backward"], calls["single"](), backward_libflash(p, None, FAMILY)(), strict=True):
-            agree(f"single {name}: {result}", "backward", "bfloat16", mine, other)
-
+    check = functools.partial(compare_calls, p.cell, {OURS: calls["single"], HELD: backward_libflash(p, None, FAMILY)})
     return Contest(name, calls, ratios, gflop, check)
+
+
+def backward_gflop(c: Cell) -> float:
+    """Five products, where forward has two."""
+    return 2.5 * exact_gflop([c.seqlen] * c.batch, c)
 
 
 SECTIONS = {

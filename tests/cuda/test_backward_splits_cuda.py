@@ -9,7 +9,8 @@ from case import Case
 from gpu_kernels import TYPES, device_of, parameters, supports, widths, with_cpu
 
 torch = pytest.importorskip("torch")
-from gpu_case import problem, same_bits, to_numpy  # noqa: E402  (needs torch)
+from gpu_case import problem  # noqa: E402  (needs torch)
+from gpu_repeats import check_repeats  # noqa: E402
 
 import libflash  # noqa: E402
 
@@ -48,16 +49,7 @@ def runs() -> list:
 def test_splits(kernel: dict, name: str) -> None:
     case = case_of(kernel, name)
     p = problem(case, device_of(kernel))
-    o, lse = p.forward()
     if kernel["backend"] == "sm90" and torch.cuda.get_device_properties(0).multi_processor_count > 100:
         text = libflash.explain(p.q, p.k, p.v, op="backward", kernel=kernel["name"], **p.options)
         assert "splits of their queries" in text
-    for deterministic in (True, False):
-        if not supports(kernel, case, deterministic):
-            continue
-        first = p.backward(o, lse, kernel["name"], deterministic)
-        for _ in range(REPEATS - 1):
-            again = p.backward(o, lse, kernel["name"], deterministic)
-            for tensor in first if deterministic else ("dk", "dv"):
-                assert same_bits(first[tensor], again[tensor]), tensor
-        case.check(**{tensor: to_numpy(x, p.inputs.q.dtype) for tensor, x in first.items()})
+    check_repeats(case, p, kernel, REPEATS)

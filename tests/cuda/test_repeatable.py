@@ -10,7 +10,8 @@ from case import Case
 from gpu_kernels import TYPES, device_of, parameters, supports, widths, with_cpu
 
 torch = pytest.importorskip("torch")
-from gpu_case import problem, same_bits, to_numpy  # noqa: E402  (needs torch)
+from gpu_case import problem  # noqa: E402  (needs torch)
+from gpu_repeats import check_repeats  # noqa: E402
 
 REPEATS = {"cuda": 20, "cpu": 2}
 DENSE = {"batch": 2, "seqlen_q": 300, "seqlen_k": 333, "heads_q": 4, "heads_k": 2}
@@ -56,14 +57,4 @@ def runs() -> list:
 @pytest.mark.parametrize(("kernel", "name"), runs())
 def test_the_same_bits_again(kernel: dict, name: str) -> None:
     case = case_of(kernel, name)
-    p = problem(case, device_of(kernel))
-    o, lse = p.forward()
-    for deterministic in (True, False):
-        if not supports(kernel, case, deterministic):
-            continue
-        first = p.backward(o, lse, kernel["name"], deterministic)
-        for _ in range(REPEATS[device_of(kernel)] - 1):
-            again = p.backward(o, lse, kernel["name"], deterministic)
-            for tensor in first if deterministic else ("dk", "dv"):
-                assert same_bits(first[tensor], again[tensor]), tensor
-        case.check(**{tensor: to_numpy(x, p.inputs.q.dtype) for tensor, x in first.items()})
+    check_repeats(case, problem(case, device_of(kernel)), kernel, REPEATS[device_of(kernel)])

@@ -5,12 +5,12 @@ have finished one. Times are in query tiles.
 from __future__ import annotations
 
 import ctypes as c
-import heapq
 from pathlib import Path
 
 import numpy as np
 import pytest
 from host_library import compile_host
+from launch_time import launch_time
 
 WRAPPER = """
 #include "cuda/host/backward_splits.h"
@@ -47,13 +47,6 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
     library.rest.argtypes, library.rest.restype = [c.c_int64] * 4, c.c_int64
     library.all.argtypes, library.all.restype = [*[c.c_int64] * 5, c.c_int], c.c_int64
     return library
-
-
-def launch_time(work_tiles: list[float], blocks: int) -> float:
-    ends = [0.0] * blocks
-    for time in work_tiles:
-        heapq.heappush(ends, heapq.heappop(ends) + time)
-    return max(ends)
 
 
 def split_time(tiles: list[int], first: int, splits: int, blocks: int) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes as c
-import heapq
 import random
 from pathlib import Path
 
 import pytest
 from host_library import compile_host
+from launch_time import launch_time
 
 WRAPPER = """
 #include "cuda/host/tile_schedule.h"
@@ -57,10 +57,7 @@ def idle_share(all_heads: int, tiles: int, group: int, blocks: int) -> float:
     """Time until the last thread block ends, over that of a perfect division. Tile t of a head takes 2 (tiles - t) + 2."""
     times = [2 * (tiles - t) + 2 for first in range(0, all_heads, group) for t in range(tiles)
              for _ in range(min(group, all_heads - first))]  # fmt: skip
-    ends = [0] * blocks
-    for time in times:
-        heapq.heappush(ends, heapq.heappop(ends) + time)
-    return max(ends) * blocks / sum(times)
+    return launch_time(times, blocks) * blocks / sum(times)
 
 
 @pytest.mark.parametrize("blocks", [132, 114])
