@@ -111,8 +111,9 @@ struct BackwardParts {
 
 // Key tiles of the dK/dV kernel whose query tiles several thread blocks divide, so that no multiprocessor is idle.
 struct BackwardSplits {
-    int64_t first = 0;   // the split key tiles are the last ones of the schedule, from this one on
-    int64_t splits = 1;  // of a split key tile; 1: no key tile is split
+    int64_t first = 0;     // the split key tiles are the last ones of the schedule, from this one on
+    int64_t splits = 1;    // of a split key tile; 1: no key tile is split
+    int64_t counters = 0;  // of all split key tiles (attention/long_sums.h)
 };
 
 struct BackwardPlan {

@@ -213,7 +213,7 @@ ONE_PACKED = {name: tensor(2, dtype=abi.INT32) for name in ("cu_seqlens_q", "cu_
         (rows_of(1, 4096, 32, 1), CAUSAL, (32, 32, 8)),
         (rows_of(1, 1024, 32, 8), {}, (64, 64, 2)),  # half of the thread blocks would have no key tile
         (rows_of(4, 4096, 16, 16), {}, (2048, 68, 3)),  # 15 for each thread block, and 68
-        (rows_of(1, 1024, 32, 8), {"alibi_slopes": tensor(32, dtype=abi.FLOAT32), **CAUSAL}, (64, 64, 3)),
+        (rows_of(1, 1024, 32, 8), {"alibi_slopes": tensor(32, dtype=abi.FLOAT32), **CAUSAL}, (64, 64, 4)),
         (rows_of(1, 1024, 8, 8), {"alibi_slopes": tensor(8, dtype=abi.FLOAT32)}, None),  # only whole query heads
         (rows_of(1, 1024, 8, 8), {}, (64, 64, 2)),
         (rows_of(1, 2048, 32, 8), {}, None),  # one key tile for each thread block

@@ -19,16 +19,18 @@ using DsinkOf = Dsink<ElementOf<Kernel::config.dtype>>;
 template <class Kernel>
 using DbiasOf = Dbias<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim>;
 
-__device__ __forceinline__ void clear_counters(const SplitTilesParams& tiles) {
-    const int threads = static_cast<int>(gridDim.x * blockDim.x);
-    for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < tiles.count; i += threads) tiles.counters[i] = 0;
+// Sets to 0 what the thread blocks of dK/dV count: the work tiles that they have taken, and the splits that have ended.
+__device__ __forceinline__ void clear_counters(const BackwardParams& params) {
+    const SplitTilesParams& tiles = params.split_tiles;
+    const int thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (params.next_work_tile && thread == 0) *params.next_work_tile = 0;
+    for (int i = thread; i < tiles.count; i += static_cast<int>(gridDim.x * blockDim.x)) tiles.counters[i] = 0;
 }
 
 template <class Kernel>
 __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
     softmax_statistics_kernel(const __grid_constant__ BackwardParams params) {
-    if (params.next_work_tile && blockIdx.x == 0 && threadIdx.x == 0) *params.next_work_tile = 0;
-    if (params.split_tiles.counters) clear_counters(params.split_tiles);
+    clear_counters(params);
     SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
     unit.run(kUnitRows * Kernel::config.head_dim);
 }

@@ -26,10 +26,9 @@ void fill_in_gradients(BackwardParams& params, const AttentionProblem& problem) 
 }
 
 void fill_in_splits(SplitTilesParams& params, const BackwardPlan& plan, char* workspace) {
-    const int64_t tiles = plan.key_tiles - plan.split_tiles.first;
     params.first = static_cast<int32_t>(plan.split_tiles.first);
     params.splits = divisor_params(plan.split_tiles.splits);
-    params.count = static_cast<int32_t>(tiles * split_counters(plan.tile_k));
+    params.count = static_cast<int32_t>(plan.split_tiles.counters);
     params.counters = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("split_counters"));
     params.sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("split_sums"));
 }

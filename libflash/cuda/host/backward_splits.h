@@ -3,6 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
+#include <numeric>
+#include <vector>
 
 #include "cuda/attention/long_sums.h"
 #include "cuda/host/tile_schedule.h"
@@ -10,11 +13,6 @@
 #include "problem/attention.h"
 
 namespace libflash::cuda {
-
-struct KeyTileTimes {
-    int64_t longest = 0;  // of a key tile
-    int64_t all = 0;      // of all key tiles
-};
 
 // The time of a work tile besides its query tiles, and what a split needs in addition for its sums: less if only the last wave of
 // thread blocks writes and reads sums.
@@ -24,78 +22,127 @@ constexpr int64_t kFewestTilesOfSplit = 4;
 // Limits of the workspace: splits of a key tile, and splits for each thread block.
 constexpr int64_t kMostSplits = 16, kMostSplitsOfBlock = 4;
 
-// Of dense sequences exactly; of packed sequences as if all were as long as the longest.
+struct KeyTileTimes {
+    std::vector<int64_t> of_head;  // of each key tile of a sequence, for one query head
+    int64_t tiles = 0;             // key tiles of all key heads and sequences
+    int64_t group = 1;             // query heads that share a key head
+    bool whole_heads = false;      // splits divide the query heads, not the query tiles
+
+    // The longest split of a key tile that takes `time` for one query head.
+    int64_t of_split(int64_t time, int64_t splits) const {
+        return whole_heads ? time * ceil_div(group, splits) : ceil_div(time * group, splits);
+    }
+    int64_t longest(int64_t splits = 1) const { return of_split(*std::max_element(of_head.begin(), of_head.end()), splits); }
+    int64_t all() const {
+        return std::accumulate(of_head.begin(), of_head.end(), int64_t{0}) * group * tiles / static_cast<int64_t>(of_head.size());
+    }
+    bool are_equal() const { return 8 * longest() * tiles <= 9 * all(); }
+};
+
+// Of dense sequences exactly; of packed sequences as if all were as long as the longest. There must be key tiles.
 inline KeyTileTimes key_tile_times(const AttentionProblem& problem, const BackwardPlan& plan) {
     const int64_t rows = problem.q_rows.max_length, keys = problem.k_rows.max_length;
     const MaskRule& mask = problem.mask_rule;
-    const int64_t shift = mask.top_left ? 0 : keys - rows, tiles = ceil_div(keys, plan.tile_k);
+    const int64_t shift = mask.shift(rows, keys);
     KeyTileTimes times;
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t first = tile * plan.tile_k, last = std::min(first + plan.tile_k, keys) - 1;
+    times.tiles = plan.key_tiles, times.group = problem.group_size();
+    for (int64_t first = 0; first < keys; first += plan.tile_k) {
+        const int64_t last = std::min(first + plan.tile_k, keys) - 1;
         const int64_t begin = std::max<int64_t>(0, first - shift - mask.right);
         const int64_t end = std::min(rows, last - shift + mask.left + 1);
-        if (end <= begin) continue;
-        const int64_t time = (ceil_div(end, plan.tile_q) - begin / plan.tile_q) * problem.group_size();
-        times.longest = std::max(times.longest, time);
-        times.all += time;
+        times.of_head.push_back(end <= begin ? 0 : ceil_div(end, plan.tile_q) - begin / plan.tile_q);
     }
-    times.all = times.all * plan.key_tiles / std::max<int64_t>(1, tiles);
     return times;
 }
 
 // Key tiles that take about equally long fill the thread blocks a whole number of times; the rest is split.
-inline BackwardSplits split_rest(int64_t tiles, int64_t blocks, int64_t longest, int64_t most) {
-    const int64_t rest = tiles % blocks, waves = tiles / blocks, of_tile = longest + kWorkTileTime;
+inline BackwardSplits split_rest(const KeyTileTimes& times, int64_t blocks, int64_t most) {
+    const int64_t rest = times.tiles % blocks, waves = times.tiles / blocks, of_tile = times.longest() + kWorkTileTime;
     if (rest == 0) return {};
     most = std::min(most, kMostSplitsOfBlock * blocks / rest);
     const int64_t of_split = kWorkTileTime + (waves > 0 ? kSplitTimeOfLastWave : kSplitTime);
-    BackwardSplits best{tiles - rest, 1};
+    BackwardSplits best{times.tiles - rest, 1};
     int64_t best_time = of_tile - (waves + 1) * of_tile / 128;  // a smaller gain is not worth the workspace
     for (int64_t splits = 2; splits <= most; ++splits) {
-        const int64_t time = ceil_div(rest * splits, blocks) * (ceil_div(longest, splits) + of_split);
+        const int64_t time = ceil_div(rest * splits, blocks) * (times.longest(splits) + of_split);
         if (time < best_time) best.splits = splits, best_time = time;
     }
     return best;
 }
 
-// The time of `work` work tiles, the longest first: not less than that of the longest one, than that of the two shortest ones of
-// the first blocks + 1, and than an equal division.
-inline int64_t launch_time(int64_t work, int64_t blocks, int64_t longest, int64_t all, int64_t fixed) {
-    const int64_t two = work > blocks ? 2 * (fixed + ceil_div(longest * (work - blocks), work)) : 0;
-    return std::max({longest + fixed, two, ceil_div(all + work * fixed, blocks)});
+// The time of a launch: each of `blocks` thread blocks takes the next work tile when it has finished one.
+class SimulatedLaunch {
+public:
+    explicit SimulatedLaunch(int64_t blocks) : blocks_at_{{0, blocks}} {}
+    void take(int64_t work_tiles, int64_t time) {
+        while (work_tiles > 0) {
+            const auto first = blocks_at_.begin();
+            const int64_t taken = std::min(work_tiles, first->second);
+            blocks_at_[first->first + time] += taken;
+            first->second -= taken;
+            work_tiles -= taken;
+            if (first->second == 0) blocks_at_.erase(first);
+        }
+    }
+    int64_t time() const { return blocks_at_.rbegin()->first; }
+
+private:
+    std::map<int64_t, int64_t> blocks_at_;  // the number of thread blocks by the time at which they finish their work tile
+};
+
+// The time of a launch whose key tiles have so many splits, each `fixed` longer than its query tiles.
+inline int64_t launch_time(const KeyTileTimes& times, int64_t splits, int64_t blocks, int64_t fixed) {
+    SimulatedLaunch launch(blocks);
+    const auto of_head = static_cast<int64_t>(times.of_head.size());
+    const int64_t larger = times.whole_heads ? times.group % splits : 0;  // splits that have one query head more than the others
+    for (int64_t i = 0; i < of_head; ++i) {
+        const int64_t time = times.of_head[static_cast<size_t>(i)];
+        const int64_t tiles = (i + 1) * times.tiles / of_head - i * times.tiles / of_head;
+        launch.take(tiles * larger, times.of_split(time, splits) + fixed);
+        launch.take(tiles * (splits - larger),
+                    (larger > 0 ? time * (times.group / splits) : times.of_split(time, splits)) + fixed);
+    }
+    return launch.time();
 }
 
 // Key tiles that take different times, the longest first, are all split if one takes longer than its part of the whole.
 // dq_contention: additions to dQ limit the kernel. Then a little longer time by this reckoning is shorter in fact, because the
 // splits of a key tile add to different rows of dQ.
-inline BackwardSplits split_all(int64_t tiles, int64_t blocks, const KeyTileTimes& times, int64_t most, bool dq_contention) {
+inline BackwardSplits split_all(const KeyTileTimes& times, int64_t blocks, int64_t most, bool dq_contention) {
     constexpr int64_t kSplitsAgainstContention = 4;
-    most = std::min(most, kMostSplitsOfBlock * blocks / tiles);
+    most = std::min(most, kMostSplitsOfBlock * blocks / times.tiles);
     BackwardSplits best{0, 1};
-    int64_t best_time = launch_time(tiles, blocks, times.longest, times.all, kWorkTileTime);
+    if (most < 2) return best;
+    int64_t best_time = launch_time(times, 1, blocks, kWorkTileTime);
     for (int64_t splits = 2; splits <= most; ++splits) {
-        const int64_t time =
-            launch_time(tiles * splits, blocks, ceil_div(times.longest, splits), times.all, kWorkTileTime + kSplitTime);
+        const int64_t of_split = kWorkTileTime + kSplitTime;
         const bool separates = dq_contention && splits <= kSplitsAgainstContention;
-        if (time < best_time + (separates ? best_time / 12 : -best_time / 16))
-            best = {0, splits}, best_time = std::min(time, best_time);
+        const int64_t limit = best_time + (separates ? best_time / 12 : -best_time / 16);
+        if (times.longest(splits) + of_split >= limit) continue;  // without a simulation
+        const int64_t time = launch_time(times, splits, blocks, of_split);
+        if (time < limit) best = {0, splits}, best_time = std::min(time, best_time);
     }
     return best;
 }
 
-// The splits of a plan whose launches are known. most: the most splits of a key tile.
-inline BackwardSplits backward_splits(const AttentionProblem& problem, const BackwardPlan& plan, int64_t blocks, int64_t most) {
+// The splits of a plan whose launches are known. whole_heads: splits divide the query heads.
+inline BackwardSplits backward_splits(const AttentionProblem& problem, const BackwardPlan& plan, int64_t blocks,
+                                      bool whole_heads) {
     constexpr int64_t kManyWaves = 128;  // then no gain is large enough
-    const int64_t tiles = plan.key_tiles;
-    if (tiles == 0 || tiles >= kManyWaves * blocks) return {};
-    const KeyTileTimes times = key_tile_times(problem, plan);
-    most = std::min({most, kMostSplits, times.longest / kFewestTilesOfSplit});
-    const bool equal = 8 * times.longest * tiles <= 9 * times.all;
+    const int64_t tiles = plan.key_tiles, group = problem.group_size();
+    int64_t most = std::min(kMostSplits, ceil_div(problem.q_rows.max_length, plan.tile_q) * group / kFewestTilesOfSplit);
+    if (whole_heads) most = std::min(most, group);
+    if (tiles == 0 || problem.k_rows.max_length == 0 || tiles >= kManyWaves * blocks || most < 2) return {};
+    KeyTileTimes times = key_tile_times(problem, plan);
+    times.whole_heads = whole_heads;
+    most = std::min(most, times.longest() / kFewestTilesOfSplit);
+    const bool equal = times.are_equal();
     // Of packed sequences the host does not know which key tiles are in the last wave.
     if (equal && problem.k_rows.packed() && tiles > blocks) return {};
-    const BackwardSplits splits =
-        equal ? split_rest(tiles, blocks, times.longest, most) : split_all(tiles, blocks, times, most, plan.tile_k == 64);
-    return splits.splits > 1 ? splits : BackwardSplits{};
+    BackwardSplits splits = equal ? split_rest(times, blocks, most) : split_all(times, blocks, most, plan.tile_k == 64);
+    if (splits.splits == 1) return {};
+    splits.counters = (tiles - splits.first) * split_counters(plan.tile_k);
+    return splits;
 }
 
 }  // namespace libflash::cuda

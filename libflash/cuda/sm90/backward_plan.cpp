@@ -24,13 +24,11 @@ void split_key_tiles(BackwardPlan& plan, const Kernel& kernel, const AttentionPr
     const auto kind = static_cast<BackwardInstance>(plan.instance.number);
     if (!has_splits(kind) || problem.block_mask.present || plan.parts.launches > 1) return;
     // Instances that support block masks divide query heads.
-    const int64_t most = knows_block_mask(kind) ? problem.group_size() : INT64_MAX;
-    plan.split_tiles = backward_splits(problem, plan, blocks, most);
+    plan.split_tiles = backward_splits(problem, plan, blocks, knows_block_mask(kind));
     if (plan.split_tiles.splits == 1) return;
     plan.dk_dv.blocks = std::min(plan.work_tiles(), blocks);
-    const auto tiles = static_cast<size_t>(plan.key_tiles - plan.split_tiles.first);
-    const auto sums = tiles * static_cast<size_t>(plan.split_tiles.splits);
-    plan.workspace.add("split_counters", tiles * static_cast<size_t>(split_counters(plan.tile_k)) * sizeof(int32_t));
+    const auto sums = static_cast<size_t>((plan.key_tiles - plan.split_tiles.first) * plan.split_tiles.splits);
+    plan.workspace.add("split_counters", static_cast<size_t>(plan.split_tiles.counters) * sizeof(int32_t));
     plan.workspace.add("split_sums", sums * gradient_sums_bytes(plan.tile_k, kernel.config.head_dim));
 }
 

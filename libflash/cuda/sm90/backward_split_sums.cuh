@@ -60,9 +60,7 @@ private:
         const float4* const sums = hide_from_compiler(from);
 #pragma unroll
         for (int n = 0; n < kVectors; ++n) {
-            // The first one makes visible to all lanes what lane 0 has acquired in is_last(). The others are there because the
-            // compiler moves no loads across them: there are no registers for more.
-            if (n % 4 == 0) __syncwarp();
+            if (n % 4 == 0) __syncwarp();  // the compiler moves no loads across it: there are no registers for more
             use(n, sums[n * kThreads]);
         }
     }
@@ -72,7 +70,9 @@ private:
         __syncwarp();
         int before = 0;
         if (thread % 32 == 0) before = add_to_count(counter);
-        return __shfl_sync(0xffffffffu, before, 0) == splits() - 1;
+        before = __shfl_sync(0xffffffffu, before, 0);
+        __syncwarp();  // makes visible to all lanes what lane 0 has acquired
+        return before == splits() - 1;
     }
 };
 
