@@ -46,14 +46,19 @@ std::string divided(const cuda::BackwardParts& parts) {
     return parts.launches > 1 ? text_of(divided(parts.key_tiles), ", each ", parts.launches, " times") : "";
 }
 
+std::string order_of(const cuda::ScheduleParams& schedule) {
+    if (schedule.reversed || (schedule.paired && schedule.tail_head == 0)) return ", longest tiles first";
+    if (!schedule.paired) return "";
+    const int tail = schedule.heads - schedule.tail_head;
+    return text_of(", long tiles paired with short ones", tail > 0 ? text_of(", but not in the last ", tail, " heads") : "");
+}
+
 void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {
     const cuda::ScheduleParams& schedule = plan.schedule;
     line(text, "instance", plan.instance.name);
     tile_line(text, plan.tile_q, plan.tile_k);
-    const char* order = schedule.paired     ? ", long tiles paired with short ones"
-                        : schedule.reversed ? ", longest tiles first"
-                                            : "";
-    line(text, "schedule", plan.dynamic ? "dynamic" : "static", ", ", schedule.heads_per_group, " heads at a time", order);
+    line(text, "schedule", plan.dynamic ? "dynamic" : "static", ", ", schedule.heads_per_group, " heads at a time",
+         order_of(schedule));
     LaunchLines launches{text};
     launches.add("tile order", plan.order);
     launches.add("first maxima of heads", plan.head_maxima);

@@ -93,6 +93,9 @@ struct ScheduleParams {
     Divisor sequence;     // dense: heads of a batch entry
     bool reversed;        // later rows see more keys (causal): start with the last tile
     bool paired;          // `tiles` counts pairs of a late and an early tile, which all take the same time (causal)
+    // Static schedule of persistent thread blocks (sm90/static_schedule.cuh).
+    int32_t tail_head;   // if `paired`: the tiles of the heads from this one on are not paired
+    int32_t most_tiles;  // of a thread block
 };
 
 // The positions of the rows of one side in the whole sequence: begin + i * step, or an array. All positions are below

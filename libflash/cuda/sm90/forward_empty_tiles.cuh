@@ -25,11 +25,7 @@ struct ForwardEmptyTilesWarp {
         }
         ScheduleCursor cursor = scheduler.begin();
         TileAssignment assignment;
-        while (scheduler.next_static(cursor, assignment)) {
-            write_if_empty(assignment);
-            // Recomputed, because with statistics of rows this warp has no register for it.
-            if constexpr (Traits::kStatistics) cursor.end = scheduler.end_index(hide_from_compiler(static_cast<int>(gridDim.x)));
-        }
+        while (scheduler.next_static(cursor, assignment)) write_if_empty(assignment);
     }
 
 private:

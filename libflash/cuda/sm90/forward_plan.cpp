@@ -4,6 +4,7 @@
 #include "cuda/host/limits.h"
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
+#include "cuda/host/static_schedule.h"
 #include "cuda/host/statistics.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
@@ -19,7 +20,7 @@ bool has_too_many_keys(const KernelConfig& config, const AttentionProblem& probl
     return forward_has_long_sums(config) && longest_sum(problem, config.tile_q) > most_keys_of_accumulators(config);
 }
 
-// Under a causal mask a static schedule pairs a long work tile with a short one; a dynamic schedule begins with the longest.
+// Under a causal mask a static schedule pairs long work tiles with short ones; a dynamic schedule begins with the longest.
 ScheduleParams schedule_of(const ForwardPlan& plan, const AttentionProblem& problem) {
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, paired = causal && !plan.dynamic;
     // With kL2Bytes as the size of a head, each head group has one head: the thread blocks then share its keys and values in L2.
@@ -51,8 +52,11 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan_head_maxima(plan, kernel, problem);
     if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
     const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
-    const int64_t tiles = blocks_of(plan.schedule);
-    plan.attention = launch_shape(std::min<int64_t>(tiles, device.multiprocessors), resources(ForwardStep::attention));
+    const int64_t tiles = blocks_of(plan.schedule),
+                  blocks = plan.dynamic
+                               ? std::min<int64_t>(tiles, device.multiprocessors)
+                               : set_static_schedule(plan.schedule, problem, plan.tile_q, plan.tile_k, device.multiprocessors);
+    plan.attention = launch_shape(blocks, resources(ForwardStep::attention));
     if (forward_has_long_sums(config, kind)) plan_long_sums(plan, config, problem);
     if (plan.dynamic) {
         plan.order = launch_shape(1, resources(ForwardStep::order));

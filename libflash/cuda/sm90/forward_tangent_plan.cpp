@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/host/limits.h"
+#include "cuda/host/static_schedule.h"
 #include "cuda/host/tangent_params.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
@@ -32,7 +33,8 @@ ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProbl
     if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
     const int64_t units = blocks_of(plan.schedule), most = dynamic ? units : device.multiprocessors;
     check_block_count("q", units);
-    plan.attention = launch_shape(std::min(units, most), kernel.resources(0, plan.instance.number));
+    plan.attention = launch_shape(set_static_schedule(plan.schedule, problem, plan.tile_q, plan.tile_k, most),
+                                  kernel.resources(0, plan.instance.number));
     return plan;
 }
 

@@ -6,6 +6,7 @@
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/tangent_params.h"
 #include "cuda/sm90/forward_work_tile.cuh"
+#include "cuda/sm90/static_schedule.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -60,31 +61,13 @@ struct ForwardTangentSchedule {
 
     // Finds the next work tile with rows; batch < 0: none is left. A whole warp calls it; all lanes get the same.
     __device__ __forceinline__ TileCoordinates find(const ForwardTangentParams& params) {
-        const ScheduleParams& schedule = params.schedule;
-        const int units = schedule.heads * schedule.tiles, blocks = gridDim.x;
-        const int end = (units + blocks - 1) / blocks * (schedule.paired ? 2 : 1);
-        while (next < end) {
-            const TileCoordinates work = work_tile(params, next++);
+        const StaticSchedule<Traits::kBlockM> schedule{params.schedule, params.q_lengths, params.batch};
+        while (next < params.schedule.most_tiles) {
+            const TileCoordinates work = schedule.tile(next++);
             if (work.batch >= 0 && work.tile * Traits::kBlockM < SequenceRows::of(params.q_lengths, work.batch).owned)
                 return work;
         }
         return {-1, 0, 0};
-    }
-
-private:
-    // As in ForwardTileScheduler.
-    __device__ __forceinline__ TileCoordinates work_tile(const ForwardTangentParams& params, int index) const {
-        constexpr int kBlockM = Traits::kBlockM;
-        const ScheduleParams& schedule = params.schedule;
-        const int iteration = schedule.paired ? index / 2 : index, blocks = gridDim.x;
-        const int unit = iteration * blocks + (static_cast<int>(blockIdx.x) + iteration) % blocks;
-        if (unit >= schedule.heads * schedule.tiles) return {-1, 0, 0};
-        TileCoordinates work = tile_coordinates<kBlockM>(schedule, params.q_lengths, params.batch, unit);
-        if (!schedule.paired) return work;
-        const int near = work.tile, far = (params.q_lengths.capacity + kBlockM - 1) / kBlockM - 1 - near;
-        if (index % 2 == 1 && near == far) return {-1, 0, 0};
-        work.tile = index % 2 == 1 ? near : far;
-        return work;
     }
 };
 

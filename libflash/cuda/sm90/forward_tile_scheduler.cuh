@@ -7,6 +7,7 @@
 #include "cuda/sm90/block_pair.cuh"
 #include "cuda/sm90/forward_context.cuh"
 #include "cuda/sm90/sequence_order.cuh"
+#include "cuda/sm90/static_schedule.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -36,12 +37,7 @@ struct ForwardTileScheduler {
         return static_cast<int>(blockIdx.x);
     }
     // The cursor of the first pass.
-    __device__ __forceinline__ ScheduleCursor begin() const { return {0, end_index(gridDim.x), false}; }
-    // The end of the indices in the static schedule, for `blocks` thread blocks.
-    __device__ __forceinline__ int end_index(int blocks) const {
-        const int units = context.params.schedule.heads * context.params.schedule.tiles;
-        return (units + blocks - 1) / blocks * (context.params.schedule.paired ? 2 : 1);
-    }
+    __device__ __forceinline__ ScheduleCursor begin() const { return {0, context.params.schedule.most_tiles, false}; }
     // Begins the second pass when all warps have finished the first. Returns false if there is nothing to recompute, or if the
     // second pass has ended. A whole warp calls it.
     __device__ __forceinline__ bool start_recompute(ScheduleCursor& cursor) const {
@@ -67,7 +63,9 @@ struct ForwardTileScheduler {
             assignment.index = cursor.next++;
             assignment.writers = cursor.exact_maximum ? context.storage.recompute.warps_of(assignment.index) : 0xffffffffu;
             if (assignment.writers == 0) continue;
-            assignment.coordinates = static_tile(assignment.index);
+            const auto& params = context.params;
+            assignment.coordinates =
+                StaticSchedule<kBlockM>{params.schedule, params.q_lengths, params.batch}.tile(assignment.index);
             if (assignment.coordinates.batch >= 0) return true;
         }
         return false;
@@ -81,22 +79,6 @@ struct ForwardTileScheduler {
     }
 
 private:
-    // The work tile of this thread block with the given index in the static schedule; batch < 0: none.
-    __device__ __forceinline__ TileCoordinates static_tile(int index) const {
-        const ScheduleParams& schedule = context.params.schedule;
-        // Rotated by one thread block per iteration: otherwise a thread block could get the same tile of every head, which may be
-        // longer or shorter than the rest.
-        const int iteration = schedule.paired ? index / 2 : index, blocks = gridDim.x;
-        const int unit = iteration * blocks + (static_cast<int>(blockIdx.x) + iteration) % blocks;
-        if (unit >= schedule.heads * schedule.tiles) return {-1, 0, 0};
-        TileCoordinates work = tile_coordinates<kBlockM>(schedule, context.params.q_lengths, context.params.batch, unit);
-        if (!schedule.paired) return work;
-        const int near = work.tile, far = (context.params.q_lengths.capacity + kBlockM - 1) / kBlockM - 1 - near;
-        if (index % 2 == 1 && near == far) return {-1, 0, 0};
-        work.tile = index % 2 == 1 ? near : far;
-        return work;
-    }
-
     // The first two units of a thread block are fixed, so that it can begin without the counter. In the second pass the thread
     // block visits the units that it took in the first pass, from the last to the first.
     __device__ __forceinline__ bool next_dynamic(ScheduleCursor& cursor, TileAssignment& assignment) const {

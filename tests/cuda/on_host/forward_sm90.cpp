@@ -11,7 +11,6 @@
 #include <random>
 
 #include "cuda/attention/dropout.cuh"
-#include "cuda/host/tile_schedule.h"
 #ifdef WIDE_HEADS
 #include "cuda/sm90/forward_wide.cuh"
 #else
@@ -19,6 +18,7 @@
 #include "cuda/sm90/forward_statistics.cuh"
 #endif
 #include "numbers.h"
+#include "static_schedule_cases.h"
 
 using namespace libflash;
 using namespace libflash::cuda;
@@ -229,7 +229,8 @@ struct Problem {
         const ForwardInstance kind = kStatistics ? forward_statistics_instance(unequal, params.entropy.data)
                                                  : forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
         const int tile = forward_tile_q(Kernel::config, kind);
-        params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
+        const double head_bytes = paired ? kL2Bytes : 1e3;  // pairs: groups of one head
+        params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), head_bytes, causal && !paired);
         params.schedule.paired = paired;
         const int64_t units = blocks_of(params.schedule);
         const auto resources = [&](ForwardStep step) {
@@ -238,7 +239,9 @@ struct Problem {
         };
         if (params.head_maxima) plan.head_maxima = launch_shape(1, resources(ForwardStep::head_maxima));
         plan.instance.number = int(kind);
-        plan.attention = launch_shape(std::min<int64_t>(units, kMultiprocessors), resources(ForwardStep::attention));
+        const int64_t blocks = make_static_schedule(params.schedule, causal, side.capacity, tile, kMultiprocessors);
+        plan.attention =
+            launch_shape(unequal ? std::min<int64_t>(units, kMultiprocessors) : blocks, resources(ForwardStep::attention));
         if (forward_has_long_sums(Kernel::config, kind) && needs_long_sums(Kernel::config, c.keys)) {
             make_long_sums(tile);
         }

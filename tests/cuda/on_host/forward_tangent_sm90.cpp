@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/forward_tangent.cuh"
 #include "numbers.h"
+#include "static_schedule_cases.h"
 #include "tangent_sequences.h"
 
 using namespace libflash;
@@ -124,10 +124,12 @@ struct Problem {
         const int tile = Kernel::config.tile_q;
         ForwardTangentPlan plan;
         plan.instance = c.fused ? kFusedTangentInstance : kPlainTangentInstance;
-        params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
+        const double head_bytes = paired ? kL2Bytes : 1e3;  // pairs: groups of one head
+        params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), head_bytes, causal && !paired);
         params.schedule.paired = paired;
         const int64_t units = blocks_of(params.schedule);
-        plan.attention = launch_shape(c.lengths == Lengths::dense ? std::min<int64_t>(units, kMultiprocessors) : units,
+        const int64_t most = c.lengths == Lengths::dense ? kMultiprocessors : units;
+        plan.attention = launch_shape(make_static_schedule(params.schedule, causal, side.capacity, tile, most),
                                       resources_of_forward_tangent<Kernel>(0, plan.instance.number));
         return plan;
     }
