@@ -43,13 +43,13 @@ struct BackwardGeneralConsumer {
             zero_fill.keys(context.v(), c.addresses.first_row, Traits::kGroupKeys);
 #pragma unroll 1
             for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at)) add_tile(c, at);
-            named_barrier_wait(1 + warp / 4, 128);  // the epilogue overwrites the group's rows of V: wait for their readers
-            const auto rows = epilogue.rows_through_v(c.first_key);
+            work_tiles.release_k(c.lane);
+            work_tiles.release_v(c.lane);
+            c.gradients.wait_all_empty();
+            const auto rows = epilogue.rows_through_scores(c.first_key);
             epilogue.store_dv(rows, c.lane, c.dv, undo_exponent_shift<T>() * context.params.rare.dropout.keep_factor);
             epilogue.store_dk(rows, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
             epilogue.wait(c.lane);
-            work_tiles.release_k(c.lane);
-            work_tiles.release_v(c.lane);
             work_tiles.release();
         }
     }

@@ -48,15 +48,15 @@ struct BackwardHalvesConsumer {
                 zero_fill.keys(context.v(), c.addresses.first_row, Traits::kGroupKeys);
             }
             if (at.left > 0) loop_over_queries(c, at);
-            named_barrier_wait(1 + warp / 4, 128);  // the epilogue overwrites the group's rows of V: wait for their readers
-            const auto rows = epilogue.rows_through_v(c.first_key);
-            epilogue.store_dv(rows, c.lane, c.dv, undo_exponent_shift<T>());
-            epilogue.store_dk(rows, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
-            epilogue.wait(c.lane);
             work_tiles.release_k(c.lane);
             work_tiles.release_v(c.lane);
+            c.gradients.wait_all_empty();
+            const auto rows = epilogue.rows_through_scores(kPlain ? consumer_warp_again<Traits>() * 16 : c.first_key);
+            epilogue.store_dv(rows, c.lane, c.dv, undo_exponent_shift<T>());
+            epilogue.store_dk(rows, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
             work_tiles.release();
         }
+        epilogue.wait(c.lane);
     }
 
 private:
@@ -69,6 +69,7 @@ private:
         zero_fill.queries(c.queries.stage, at.tile);
         int stage = c.queries.stage;
         issue_s(c, p);
+        epilogue.wait(c.lane);  // of the previous work tile, whose gradients are written through the stages of dS
         wgmma_wait<0>();
         wgmma_fence_operand(p);
         exponentiate(c, p, at.tile);

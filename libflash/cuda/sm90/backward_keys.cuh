@@ -33,25 +33,20 @@ struct BackwardKeysWarpgroup {
             zero_fill.keys(context.v(), 0, Traits::kBlockN);
             const auto at = query_tiles.first();
             if (at.left > 0) loop_over_queries(c, at);
-            pass_stage(c);
-            named_barrier_wait(1, 128);  // the epilogue overwrites V, so all warps must have read it
-            epilogue.store_dk(epilogue.rows_through_v(c.first_key_again()), lane, c.sums,
+            work_tiles.release_v(lane);
+            // dK is written through the stage of Q and dO that the producer leaves free: the part of dO. dV has the part of Q.
+            c.queries.wait_full();
+            const int stage = static_cast<int>(Tiles::dout_of(Tiles::q(0, c.queries.stage)));
+            epilogue.store_dk({context.tile(), c.first_key_again(), stage}, lane, c.sums,
                               undo_exponent_shift<T>() * context.params.softmax_scale);
             epilogue.wait(lane);
-            work_tiles.release_v(lane);
+            c.release_queries(c.queries.stage);
+            c.queries.advance();
             work_tiles.release();
         }
     }
 
 private:
-    // Releases the stage through which the other warpgroup writes dV. The stage must be full first, because an earlier arrival
-    // would count for the previous phase.
-    __device__ __forceinline__ void pass_stage(State& c) const {
-        c.queries.wait_full();
-        __syncwarp();  // all lanes have seen this phase
-        c.release_queries(c.queries.stage);
-        c.queries.advance();
-    }
     // dK of a tile and dP of the next tile are issued together, as dV and S in backward_values.cuh.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores x;      // dP, dS

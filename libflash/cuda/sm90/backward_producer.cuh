@@ -62,7 +62,7 @@ private:
         if (before_keys >= 0) load_keys();
         if constexpr (Traits::kDividesProducts) leave_stage(queries);
     }
-    // Leaves a stage free, through which dV is written (backward_values.cuh).
+    // Leaves a stage free, through which dK and dV are written (backward_keys.cuh, backward_values.cuh).
     __device__ __forceinline__ void leave_stage(Queries& queries) const {
         queries.wait_empty();
         queries.full().arrive();

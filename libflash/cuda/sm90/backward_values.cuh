@@ -34,7 +34,7 @@ struct BackwardValuesWarpgroup {
             const auto at = query_tiles.first();
             if (at.left > 0) loop_over_queries(c, at);
             work_tiles.release_k(lane);
-            // dV is written through a stage of Q and dO that the producer leaves free.
+            // dV is written through the stage of Q and dO that the producer leaves free: the part of Q.
             c.queries.wait_full();
             const int stage = static_cast<int>(Tiles::q(0, c.queries.stage));
             epilogue.store_dv({context.tile(), c.first_key_again(), stage}, lane, c.sums,

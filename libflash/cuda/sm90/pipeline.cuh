@@ -33,6 +33,10 @@ struct PipelineState {
     __device__ __forceinline__ MBarrier empty_of(int a_stage) const { return {barriers + (kStages + a_stage) * 8}; }
     __device__ __forceinline__ void wait_full() const { full().wait(phase); }
     __device__ __forceinline__ void wait_empty() const { empty().wait(phase ^ 1); }
+    __device__ __forceinline__ void wait_all_empty() const {
+#pragma unroll
+        for (int i = 0; i < kStages; ++i) empty_of(i).wait(i < stage ? phase : phase ^ 1);
+    }
     // Test without waiting.
     __device__ __forceinline__ bool is_full() const { return full().test_wait(phase); }
     __device__ __forceinline__ bool is_empty() const { return empty().test_wait(phase ^ 1); }
