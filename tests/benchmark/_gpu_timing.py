@@ -1,14 +1,15 @@
-"""Timing of calls on a GPU: replays of CUDA graphs, which exclude host time; contenders in turn; medians."""
+"""Timing of calls on a GPU: replays of CUDA graphs, which exclude host time; contenders in random order; medians."""
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable
 
 import torch
 
 Call = Callable[[], object]
-REPLAY_MS, MOST_CALLS = 30.0, 400
+REPLAY_MS, MOST_CALLS, SETTLING_REPLAYS = 30.0, 400, 2
 
 
 def elapsed_ms(work: Call) -> float:
@@ -35,15 +36,19 @@ def graph(call: Call, replay_ms: float = REPLAY_MS) -> tuple[torch.cuda.CUDAGrap
 
 
 def medians(calls: dict[str, Call], rounds: int, replay_ms: float = REPLAY_MS) -> tuple[dict[str, float], float]:
-    """Median milliseconds per call, and the largest relative spread. The first contender changes from round to round."""
+    """Median milliseconds per call, and the largest relative spread.
+
+    Each round has all contenders in a random order. A card's clocks follow its power, and a contender begins at the clocks that the
+    one before it has left, which changes times by up to 10 %. So each replays its graph three times, and only the last one counts.
+    """
     graphs = {name: graph(call, replay_ms) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for captured, _ in graphs.values():
-        captured.replay()
-    for i in range(rounds):
-        names = list(graphs)
-        for name in names[i % len(names) :] + names[: i % len(names)]:
+    order = random.Random(1)
+    for _ in range(rounds):
+        for name in order.sample(list(graphs), len(graphs)):
             captured, count = graphs[name]
+            for _ in range(SETTLING_REPLAYS):
+                captured.replay()
             times[name].append(elapsed_ms(captured.replay) / count)
     ms = {name: statistics.median(values) for name, values in times.items()}
     return ms, max(map(relative_spread, times.values()))

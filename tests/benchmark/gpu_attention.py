@@ -2,8 +2,8 @@
 attention, in one process, by device time. FlashAttention-3 takes part where its module flash_attn_interface can be imported.
 
 Work as in the papers: batch * seqlen = 16384, heads * head_dim = 2048, random-normal values. Calls are replayed from CUDA graphs
-of some 30 ms, which exclude host time; the contenders take turns, and medians over the rounds are compared. They
-get the same tensors, (batch, seqlen, heads, head_dim); before a cell is timed, their results are compared row by row. Backward is
+of some 30 ms, which exclude host time; each round has all contenders in a random order, and medians over the rounds are compared.
+They get the same tensors, (batch, seqlen, heads, head_dim); before a cell is timed, their results are compared row by row. Backward is
 the gradient of q, k and v alone, from a forward that is not timed.
 
     python tests/benchmark/gpu_attention.py --json gpu.json            the whole table, about two minutes
@@ -93,7 +93,7 @@ def compare(cell: Cell, calls: dict[str, Call], slack: dict[str, float] | None =
 
 
 def run(cell: Cell, rounds: int, kernel: str | None) -> dict[str, object]:
-    """Medians over the rounds. The first contender changes from round to round."""
+    """Medians over the rounds."""
     calls = calls_that_work(cell, kernel)
     compare(cell, calls)
     ms, spread = medians(calls, rounds)
@@ -143,7 +143,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: bf16, fp32, and fp16 in the cells of --quick")
     parser.add_argument("--direction", nargs="+", choices=PASSES, help="default: both, or that of --kernel")
-    parser.add_argument("--rounds", type=int, default=5, help="replays of each contender, in turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed replays of each contender (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few cells: a look, not a figure to quote")
     parser.add_argument("--only", metavar="WORDS", help="comma-separated: d=64,S=2048,causal (or full)")
     parser.add_argument("--kernel", metavar="NAME", help="this kernel of libflash, not the one it would choose")
