@@ -223,6 +223,10 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
         "num_splits must be an integer, not bool": {"num_splits": False},
         "max_seqlen_q must be an integer, not bool": {"max_seqlen_q": True},
         r"window_size\[1\] must be an integer, not bool": {"window_size": (1, True)},
+        "softmax_scale must be a number, not bool": {"softmax_scale": True},
+        "softcap must be a number, not bool": {"softcap": False},
+        r"softcap must be a number, not \w+": {"softcap": jnp.array(True)},
+        "dropout_p must be a number, not bool": {"dropout_p": np.False_},
         "seed must be an integer, not bool": {"dropout_p": 0.5, "seed": True},
         "offset must be an integer, not bool": {"dropout_p": 0.5, "offset": np.False_},
         "causal must be a bool, not 'no'": {"causal": "no"},
@@ -236,6 +240,8 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
             attention(q, k, v, **options)
     with pytest.raises(TypeError, match="head_dim_v must be an integer, not bool"):
         libflash.jax.decode(q[:, :1], k, head_dim_v=True)
+    with pytest.raises(TypeError, match="softmax_scale must be a number, not bool"):
+        libflash.jax.decode(q[:, :1], k, v, softmax_scale=np.True_)
     with pytest.raises(TypeError, match=r"shard\[0\] must be an integer, not bool"):
         libflash.jax.decode(q[:, :1], k, v, shard=(True, 0, 1))
     with pytest.raises(TypeError, match="rotary_interleaved must be a bool"):

@@ -52,6 +52,24 @@ def integer(x: Any, name: str) -> int:
     raise TypeError(f"{name} must be an integer, not {type(x).__name__}")
 
 
+def refuse_bool(x: Any, name: str) -> None:
+    """Refuse True and False in the place of a real number, as integer() does in the place of an integer."""
+    if is_bool(x):
+        raise TypeError(f"{name} must be a number, not {type(x).__name__}")
+
+
+def real(x: Any, name: str) -> float:
+    """A float of Python from a number of any library."""
+    refuse_traced(x, name)
+    refuse_bool(x, name)
+    try:
+        if not isinstance(x, (str, bytes, bytearray)):
+            return float(x)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name} must be a number, not {type(x).__name__}")
+
+
 def one_of(value: Any, allowed: Iterable[str | None], name: str) -> Any:
     """value, if it is one of `allowed`. Other types are not compared: an array has no single truth value, and a list no hash."""
     if (value is None or isinstance(value, str)) and value in allowed:

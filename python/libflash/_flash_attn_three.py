@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _core
-from ._arguments import integer, is_traced, refuse_traced
+from ._arguments import integer, is_traced, refuse_bool, refuse_traced
 from ._errors import Error, InvalidError, UnsupportedError
 
 Array = Any
@@ -60,10 +60,12 @@ def either(names: tuple[str, str], first: Array | None, second: Array | None) ->
     return second if first is None else first
 
 
-def check_known(**numbers: Any) -> None:
+def check_numbers(**numbers: Any) -> None:
+    """Check numbers that are not passed on if they are 0."""
     for name, x in numbers.items():
         if type(x) is not int and type(x) is not float:
             refuse_traced(x, name)
+            refuse_bool(x, name)
 
 
 def check_hints(pack_gqa: Any, sm_margin: Any) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _context_layout as layouts
-from ._arguments import integer, is_traced, shown
+from ._arguments import integer, is_traced, real, shown
 from ._context_choice import Sizes, can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout
 from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
@@ -29,7 +29,6 @@ from ._jax_options import (
     flags,
     known,
     random_state,
-    real,
     static_options,
     switch,
     window,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core, _option_list
-from ._arguments import integer, one_of, refuse_traced
+from ._arguments import integer, one_of, real, refuse_traced
 from ._errors import InvalidError
 from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
 from ._option_list import OPTIONS, Option, names_of
@@ -27,16 +27,6 @@ def known(x: Any, name: str) -> Any:
     """x, if its value is known while the program is compiled."""
     refuse_traced(x, name)
     return x
-
-
-def real(x: Any, name: str) -> float:
-    known(x, name)
-    try:
-        if not isinstance(x, (str, bytes, bytearray)):
-            return float(x)
-    except (TypeError, ValueError):
-        pass
-    raise TypeError(f"{name} must be a number, not {type(x).__name__}")
 
 
 def switch(x: Any, name: str) -> bool:

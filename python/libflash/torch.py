@@ -38,6 +38,7 @@ from ._torch_options import (
     given_options,
     integer,
     known_options,
+    real,
     require_inputs,
     require_tensors,
     signed_as,
@@ -101,6 +102,8 @@ def attention(
     Forward mode within torch.compile causes a graph break; fullgraph=True refuses it.
     """
     if not torch.compiler.is_compiling() and not dropout_p:
+        if type(dropout_p) is not float:
+            check_unused_random_state(dropout_p, seed, offset)
         result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.attention, (q, k, v), options, DIRECT_ATTENTION)
         if result is not NotImplemented:
             return result
@@ -121,9 +124,9 @@ def attention_with_pytorch(
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options) if options else ({}, {})
     if dropout_p:
-        numbers["dropout_p"] = dropout_p
+        numbers["dropout_p"] = real(dropout_p, "dropout_p")
         add_random_state(q, seed, offset, numbers, tensors)
-    elif dropout_p is None or (seed is not None and type(seed) is not int) or type(offset) is not int:
+    elif type(dropout_p) is not float or (seed is not None and type(seed) is not int) or type(offset) is not int:
         check_unused_random_state(dropout_p, seed, offset)
 
     statistics: dict[str, Tensor] = {}
@@ -219,7 +222,7 @@ def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any],
 
 def check_unused_random_state(dropout_p: Any, seed: Any, offset: Any) -> None:
     """Refuse, without dropout, values of types that dropout refuses."""
-    if dropout_p is None:
+    if real(dropout_p, "dropout_p") is None:
         raise TypeError("dropout_p must be a number, not NoneType")
     if seed is not None and not isinstance(seed, Tensor):
         integer(seed, "seed")
