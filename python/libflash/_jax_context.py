@@ -26,6 +26,7 @@ from ._jax_options import (
     array,
     arrays_among,
     arrays_of,
+    checked_random_state,
     flags,
     known,
     random_state,
@@ -123,6 +124,8 @@ def context_parallel_attention(
         options = options._replace(**numbers)  # type: ignore[arg-type]
         if words is not None:
             extras["rng"] = words
+    elif seed is not None:
+        checked_random_state(seed, offset)
     out, lse = divided(q, k, v, extras, options, given, scheme, axis_names(axis_name))
     return (out, lse) if return_lse else out
 
