@@ -90,12 +90,6 @@ def refuse_key(x: Any, name: str) -> None:
         )
 
 
-def check_row_positions(positions: Any, rotary_cos: Any) -> None:
-    """Check the positions of cache_write, which has no other use for them."""
-    if positions is not None and rotary_cos is None:
-        raise InvalidError("positions is given without rotary_cos: only the rotary embedding uses the positions of rows")
-
-
 def check_parts(outs: Any, lses: Any) -> None:
     """Check the containers that merge gets."""
     for name, given in (("outs", outs), ("lses", lses)):

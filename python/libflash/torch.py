@@ -22,7 +22,7 @@ import torch
 from . import _core
 from . import _torch_kernels as kernels
 from . import _torch_ops as ops
-from ._arguments import check_parts, check_row_positions
+from ._arguments import check_parts
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
@@ -371,7 +371,6 @@ def cache_write(
         k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots, k_rope_cache=k_rope_cache, k_rope=k_rope, rotary_cos=rotary_cos,
         rotary_sin=rotary_sin, positions=positions,
     )  # fmt: skip
-    check_row_positions(positions, rotary_cos)
     options: dict[str, Any] = dict(
         k_scale=k_scale, v_scale=v_scale, rotary_cos=rotary_cos, rotary_sin=rotary_sin, positions=positions, k_rope=k_rope,
         cache_dtype=cache_dtype, backend=backend,
