@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,6 +51,27 @@ def unknown_row(text: str, cache_batch_idx: Array, rows: int) -> str:
     if not found or 0 <= index < rows:
         return text
     return f"cache_batch_idx: must be at least 0 and below the rows of block_table (entry {found[1]} is {index} of {rows})"
+
+
+def has_unknown_row(q: Array, cache_batch_idx: Array, rows: int) -> bool:
+    """Whether the values of a call on the CPU are known, and an index is outside of the table."""
+    if not (known_on_host(q) and known_on_host(cache_batch_idx)):
+        return False
+    return bool(((cache_batch_idx < 0) | (cache_batch_idx >= rows)).any())
+
+
+def run_at_once(decode: Callable[..., Any], *arrays: Array, **options: Any) -> Any:
+    """The results of libflash.jax.decode, after they are computed. What XLA refuses when the program runs, possibly after the
+    call, raises the library's error here, as for other arrays."""
+    import jax
+
+    try:
+        return jax.block_until_ready(decode(*arrays, **options))  # type: ignore[no-untyped-call]
+    except jax.errors.JaxRuntimeError as error:
+        kind, _, text = str(error).partition(": ")
+        if kind != "INVALID_ARGUMENT":
+            raise
+        raise InvalidError(text) from error
 
 
 def either(names: tuple[str, str], first: Array | None, second: Array | None) -> Array | None:

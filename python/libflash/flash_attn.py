@@ -380,6 +380,8 @@ def _decode(
         if _is(q, "jax", "Array"):
             from .jax import decode as decode_jax
 
+            if table_rows is not None and three.has_unknown_row(q, *table_rows):
+                return three.run_at_once(decode_jax, q, k_cache, v_cache, **options)
             return decode_jax(q, k_cache, v_cache, **options)
         return _core.decode(q, k_cache, v_cache, **options)
 
