@@ -575,9 +575,9 @@ FLASH_API flash_status_t flash_attention_decode_workspace_size(const flash_tenso
  * v_new and v_cache are both NULL where the values are channels of the keys. Types, scales and their computation, parts of keys
  * and the rotary embedding are those of an append in flash_attention_decode, with the same bits; but a scale has 1, 3 or 4
  * dimensions, because a slot does not say to which sequence a row belongs, and the rotary embedding needs the position of each
- * row. Two rows must not have the same slot: refused (INVALID). On CUDA the host does not read slots and positions: with
- * two rows in a slot, each element is that of one of them; a position outside of the rotary tables uses their first or last
- * row. */
+ * row. Refused (INVALID): positions without rotary tables, which would have no effect, and two rows with the same slot. On CUDA
+ * the host does not read slots and positions: with two rows in a slot, each element is that of one of them; a position outside
+ * of the rotary tables uses their first or last row. */
 typedef struct flash_cache_write_options_t {
     uint32_t struct_size; /* sizeof(flash_cache_write_options_t) */
     uint32_t flags;       /* ROTARY_INTERLEAVED */
@@ -587,7 +587,7 @@ typedef struct flash_cache_write_options_t {
     const flash_tensor_t *k_rope_new;   /* (total, Hk, Dr) */
     const flash_tensor_t *rotary_cos;
     const flash_tensor_t *rotary_sin;
-    const flash_tensor_t *positions;    /* INT32 (total): the position of each row, required with rotary_cos */
+    const flash_tensor_t *positions;    /* INT32 (total): the position of each row; with rotary_cos required, else NULL */
     const char *backend;
     const char *kernel;
     int32_t num_threads;

@@ -168,7 +168,7 @@ def test_decode_sees_the_rows() -> None:
         ({"slots": np.zeros(8, np.float32)}, "slots: dtype must be int32 or int64"),
         ({"k_scale": np.ones((8, HEADS), np.float32)}, "k_scale: must have 1, 3 or 4 dimensions"),
         ({"v_cache": None}, "v_cache: v and v_cache are given together"),
-        ({"positions": np.arange(8, dtype=np.int32)}, "^positions is given without rotary_cos: only the rotary embedding"),
+        ({"positions": np.arange(8, dtype=np.int32)}, "^positions: needs rotary_cos and rotary_sin: only the rotary embedding"),
         ({"cache_dtype": "int4"}, "cache_dtype is 'int4'"),
     ],
 )

@@ -429,6 +429,24 @@ def test_refusals_come_from_the_library() -> None:
         flash_attn.flash_attn_func(q, k, v, 1.5)
 
 
+@pytest.mark.parametrize("bad", [True, False, np.True_, np.False_], ids=repr)
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_bools_are_no_real_numbers(library: str, bad: object) -> None:
+    """dropout_p=False, too, which is not passed on."""
+    convert = {"numpy": np.asarray, "torch": torch.as_tensor}.get(library) or pytest.importorskip("jax.numpy").asarray
+    q, k, v = map(convert, qkv(d=8))
+    lengths = *(convert(np.array([0, x.shape[1]], np.int32)) for x in (q, k)), q.shape[1], k.shape[1]
+    for name in ("softmax_scale", "softcap", "dropout_p"):
+        calls = [
+            lambda o: flash_attn.flash_attn_func(q, k, v, **o),
+            lambda o: flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], *lengths, **o),
+            *([lambda o: flash_attn.flash_attn_with_kvcache(q, k, v, **o)] if name != "dropout_p" else []),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match=f"{name} must be a number, not bool_?$"):
+                call({name: bad})
+
+
 @pytest.mark.parametrize(
     ("function", "name"),
     [

@@ -251,6 +251,33 @@ def test_entries_of_a_block_table(convert: Any) -> None:
         _flash_attn_three.rows_of_table(SimpleNamespace(shape=(4, 3)), SimpleNamespace(shape=(3,)))
 
 
+def test_entries_of_a_block_table_of_jax() -> None:
+    """An index that the table does not have is refused by name, though XLA finds it when the program runs. Inside jit, where its
+    value is not known, the refusal is that of a page."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    pages, q = jnp.asarray(random(12, 4, 2, 8)), jnp.asarray(random(3, 1, 2, 8, seed=2))
+    table = jnp.arange(12, dtype=jnp.int32).reshape(4, 3)
+
+    def call(rows: Any, lengths: Any = (12, 5, 9), name: str = "block_table") -> Any:
+        given = {name: table, "cache_seqlens": jnp.array(lengths, jnp.int32), "cache_batch_idx": rows}
+        return flash_attn.flash_attn_with_kvcache(q, pages, pages, **given)
+
+    for name in ("block_table", "page_table"):
+        for wrong in (4, -1):
+            said = rf"^cache_batch_idx: must be at least 0 and below the rows of {name} \(entry 1 is {wrong} of 4\)$"
+            for convert in (jnp.array, np.array):
+                with pytest.raises(libflash.InvalidError, match=said):
+                    call(convert([3, wrong, 2], np.int32), name=name)
+    with pytest.raises(libflash.InvalidError, match=r"^cache_seqlens: .*999"):  # another refusal of the same call
+        call(jnp.array([3, 4, 2]), (12, 5, 999))
+    some, every = call(jnp.array([3, 4, 2]), (12, 0, 9)), call(jnp.array([3, 0, 2]))
+    assert_same_bits(np.asarray(some)[[0, 2]], np.asarray(every)[[0, 2]])
+    assert not np.asarray(some)[1].any()
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"block_table: a page must .* is -1 of 12"):
+        jax.block_until_ready(jax.jit(call)(jnp.array([3, 4, 2])))
+
+
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_refused_with_a_cache(name: str) -> None:
     given, said = EVERYWHERE[name]

@@ -266,6 +266,9 @@ def test_refusals() -> None:
     refused("q has 3 heads; scheme 'heads' needs a multiple of the 4", scheme="heads", shape=(2, 48, 3, 3, 8, 6))
     refused("scheme is 'halo'; it needs order='contiguous'", scheme="halo")
     refused("seed is None; with dropout_p", dropout_p=0.5)
+    refused("seed is -1; it must be from 0", seed=-1)
+    for name in ("softmax_scale", "softcap", "dropout_p"):
+        refused(f"{name} must be a number, not bool", TypeError, **{name: False})
     refused("cu_seqlens ends at 40; the ranks have 48", cu=(0, 40), shape=(1, 48, 4, 2, 8, 6))
     refused("cu_seqlens is (0, 9, 4, 48); it must", cu=(0, 9, 4, 48), shape=(1, 48, 4, 2, 8, 6))
     refused("learnable_sink has shape (3,); it must be (4,)", sink=np.zeros(3))

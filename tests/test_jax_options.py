@@ -17,9 +17,9 @@ from jax_problem import arrays, problem  # noqa: E402
 attention = libflash.jax.attention
 
 
-def dropped(seed, offset=0):
+def dropped(seed, offset=0, dropout_p=0.5):
     q, k, v = (jnp.asarray(x) for x in qkv())
-    return np.asarray(attention(q, k, v, dropout_p=0.5, seed=seed, offset=offset))
+    return np.asarray(attention(q, k, v, dropout_p=dropout_p, seed=seed, offset=offset))
 
 
 # -- the seed
@@ -103,8 +103,9 @@ def test_what_is_no_seed() -> None:
         "offset cannot be given with": (jax.random.key(0), 5),
     }
     for text, (seed, offset) in refused.items():
-        with pytest.raises((ValueError, TypeError), match=text):
-            dropped(seed, offset)
+        for dropout_p in (0.5, 0.0):  # without dropout they would have no effect
+            with pytest.raises((ValueError, TypeError), match=text):
+                dropped(seed, offset, dropout_p)
     with pytest.raises(libflash.InvalidError, match="offset cannot be given with"):
         jax.jit(lambda offset: dropped(jax.random.key(0), offset))(3)
 
@@ -223,7 +224,12 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
         "num_splits must be an integer, not bool": {"num_splits": False},
         "max_seqlen_q must be an integer, not bool": {"max_seqlen_q": True},
         r"window_size\[1\] must be an integer, not bool": {"window_size": (1, True)},
+        "softmax_scale must be a number, not bool": {"softmax_scale": True},
+        "softcap must be a number, not bool": {"softcap": False},
+        r"softcap must be a number, not \w+": {"softcap": jnp.array(True)},
+        "dropout_p must be a number, not bool": {"dropout_p": np.False_},
         "seed must be an integer, not bool": {"dropout_p": 0.5, "seed": True},
+        "seed must be an integer, not bool_?$": {"seed": np.True_},
         "offset must be an integer, not bool": {"dropout_p": 0.5, "offset": np.False_},
         "causal must be a bool, not 'no'": {"causal": "no"},
         "deterministic must be a bool, not 2": {"deterministic": 2},
@@ -236,6 +242,8 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
             attention(q, k, v, **options)
     with pytest.raises(TypeError, match="head_dim_v must be an integer, not bool"):
         libflash.jax.decode(q[:, :1], k, head_dim_v=True)
+    with pytest.raises(TypeError, match="softmax_scale must be a number, not bool"):
+        libflash.jax.decode(q[:, :1], k, v, softmax_scale=np.True_)
     with pytest.raises(TypeError, match=r"shard\[0\] must be an integer, not bool"):
         libflash.jax.decode(q[:, :1], k, v, shard=(True, 0, 1))
     with pytest.raises(TypeError, match="rotary_interleaved must be a bool"):

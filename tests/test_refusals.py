@@ -96,6 +96,27 @@ def test_wrong_kind_of_object(case: str) -> None:
     assert not isinstance(caught.value, libflash.Error)
 
 
+REAL_NUMBERS = {
+    "attention": (("softmax_scale", "softcap", "dropout_p"), lambda a, **o: libflash.attention(*a, **o)),
+    "backward": (("softmax_scale", "softcap", "dropout_p"), backward),
+    "decode": (("softmax_scale", "softcap"), lambda a, **o: libflash.decode(*a, **o)),
+    "explain": (("softmax_scale", "softcap", "dropout_p"), lambda a, **o: libflash.explain(*a, **o)),
+}
+
+
+@pytest.mark.parametrize("bad", [True, False, np.True_, np.False_, np.array(True)], ids=repr)
+@pytest.mark.parametrize("function", REAL_NUMBERS)
+def test_bools_are_no_real_numbers(function: str, bad: object) -> None:
+    """In Python they count as 1 and 0."""
+    names, call = REAL_NUMBERS[function]
+    arrays = qkv(d=8)
+    for name in names:
+        with pytest.raises(TypeError, match=f"{name} must be a number, not (bool_?|ndarray)$"):
+            call(arrays, **{name: bad})
+        for good in (np.float32(0.5), np.array(0.5)):
+            call(arrays, **{name: good})
+
+
 INVALID = {
     "layout": (lambda a: libflash.attention(*a, layout="hbsd"), r"layout is 'hbsd'; it must be 'bshd', 'bhsd' or 'sbhd'"),
     "align": (lambda a: libflash.attention(*a, causal_align="left"), r"causal_align is 'left'"),

@@ -126,7 +126,7 @@ def test_positions_without_rotary_tables_are_refused() -> None:
     x = problem(False)
     positions = torch.arange(4, dtype=torch.int32)
     for run in (libflash.torch.cache_write, torch.compile(libflash.torch.cache_write, backend="aot_eager")):
-        with pytest.raises(libflash.InvalidError, match=r"^positions is given without rotary_cos"):
+        with pytest.raises(libflash.InvalidError, match=r"^positions: needs rotary_cos and rotary_sin: only"):
             run(**copied(x), positions=positions)
 
 

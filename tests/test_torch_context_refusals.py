@@ -6,6 +6,7 @@ import pathlib
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -51,6 +52,10 @@ def refusals_job(rank: int) -> list[tuple[str, str]]:
     refused(x, x, x, window_size=(True, 0))
     refused(x, x, x, dropout_p=0.5, seed=True)
     refused(x, x, x, softcap=-1.0)
+    refused(x, x, x, softcap=True)
+    refused(x, x, x, softmax_scale=np.True_)
+    refused(x, x, x, dropout_p=False)
+    refused(x, x, x, softcap="1")
     refused(x, x, x, dropout_p=0.5, seed=0.0)
     refused(x, x, x, dropout_p=0.5, seed=1, offset="2")
     refused(x, x, x, learnable_sink=torch.ones(4, dtype=torch.int32))
@@ -109,6 +114,10 @@ TEXTS = [
     "window_size is (True, 0); it must be a pair",
     "seed is of type bool; it must be an integer",
     "softcap: must be 0 (off), or positive and finite",
+    "softcap is of type bool; it must be a number",
+    "softmax_scale is of type bool",
+    "dropout_p is of type bool; it must be a number",
+    "softcap is of type str; it must be a number",
     "seed is of type float; it must be an integer",
     "offset is of type str; it must be an integer",
     "learnable_sink: dtype must be float32",

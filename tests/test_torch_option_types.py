@@ -14,6 +14,7 @@ import libflash
 
 torch = pytest.importorskip("torch")
 
+import libflash.torch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 REFUSALS = (TypeError, ValueError, NotImplementedError)  # the errors of libflash are subclasses
@@ -45,9 +46,13 @@ def refusal(call: Callable[[], object]) -> tuple[type, str]:
         {"seed": False},
         {"offset": True},
         {"dropout_p": None},
+        *({name: value} for name in ("softmax_scale", "softcap", "dropout_p") for value in (True, False, np.True_, np.False_)),
         {"dropout_p": 0.5, "seed": 0.0},
         {"seed": 0.0},
         {"seed": "x"},
+        {"seed": -1},
+        {"seed": 2**64},
+        {"offset": 2**64},
         {"offset": 0.0},
         {"offset": None},
     ],
@@ -56,18 +61,48 @@ def refusal(call: Callable[[], object]) -> tuple[type, str]:
 def test_attention_with_gradients_refuses_the_same(options: dict[str, Any]) -> None:
     q = torch.ones(1, 3, 2, 4)
     wanted = refusal(lambda: libflash.attention(q, q, q, **options))
+    assert refusal(lambda: libflash.torch.attention(q, q, q, **options)) == wanted
     q.requires_grad_()
+    assert refusal(lambda: libflash.torch.attention(q, q, q, **options)) == wanted
     assert refusal(lambda: libflash.attention(q, q, q, **options)) == wanted
     with Mode():
         assert refusal(lambda: libflash.attention(q, q, q, **options)) == wanted
 
 
-def test_a_tensor_of_a_bool_is_no_integer() -> None:
-    """Python's operator.index takes it for one."""
+def test_a_tensor_of_a_bool_is_no_number() -> None:
+    """Python's operator.index and float take it for one."""
     q = torch.ones(1, 3, 2, 4)
     for tensor in (q, q.clone().requires_grad_()):
         with pytest.raises(TypeError, match=r"num_splits must be an integer, not (Tensor|bool)"):
             libflash.attention(tensor, q, q, num_splits=torch.tensor(True))
+        for name in ("softmax_scale", "softcap", "dropout_p"):
+            with pytest.raises(TypeError, match=f"{name} must be a number, not Tensor"):
+                libflash.attention(tensor, q, q, **{name: torch.tensor(False)})
+
+
+@pytest.mark.parametrize(
+    "options", [{"softcap": True}, {"dropout_p": False}, {"dropout_p": True}, {"seed": 0.0}, {"seed": -1}], ids=str
+)
+def test_differentiable_gradients_refuse_the_same(options: dict[str, Any]) -> None:
+    """attention_backward and attention_tangent by PyTorch's operators."""
+    q = torch.ones(1, 3, 2, 4)
+    out, lse = libflash.attention(q, q, q, return_lse=True)
+    dout = q.clone().requires_grad_()
+    assert refusal(lambda: libflash.attention_backward(dout, q, q, q, out, lse, **options)) == refusal(
+        lambda: libflash.attention_backward(q, q, q, q, out, lse, **options)
+    )
+    assert refusal(lambda: libflash.attention_tangent(dout, q, q, q, q, q, **options)) == refusal(
+        lambda: libflash.attention_tangent(q, q, q, q, q, q, **options)
+    )
+
+
+def test_bools_are_no_real_numbers_in_a_compiled_call() -> None:
+    q = torch.ones(1, 3, 2, 4)
+    for name in ("softmax_scale", "softcap", "dropout_p"):
+        compiled = torch.compile(libflash.torch.attention, backend="eager")
+        for value in (True, False):
+            with pytest.raises(TypeError, match=f"{name} must be a number, not bool"):
+                compiled(q, q, q, **{name: value})
 
 
 @pytest.mark.parametrize("options", [{"row_step": 1.0}, {"head_begin": 0.0}, {"sm_margin": 0.0}, {"resume": 0.0}], ids=str)
@@ -94,6 +129,9 @@ def test_statistics_must_be_tensors() -> None:
         {"split_size": False},
         {"num_splits": True},
         {"shard": (2, False, 1)},
+        {"softmax_scale": False},
+        {"softcap": True},
+        {"softcap": np.False_},
     ],
     ids=str,
 )

@@ -39,6 +39,10 @@ WriteTensors read_write_tensors(CacheWriteProblem& p, Reader& reader, const flas
     if (p.rotary_cos.present && !tensors.positions.present) {
         invalid("positions", "is required with rotary_cos and rotary_sin: a slot does not say where a row stands", "NULL");
     }
+    if (tensors.positions.present && !p.rotary_cos.present) {
+        invalid("positions", "needs rotary_cos and rotary_sin: only the rotary embedding uses the positions of rows",
+                "there are none");
+    }
     return tensors;
 }
 

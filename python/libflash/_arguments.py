@@ -52,6 +52,24 @@ def integer(x: Any, name: str) -> int:
     raise TypeError(f"{name} must be an integer, not {type(x).__name__}")
 
 
+def refuse_bool(x: Any, name: str) -> None:
+    """Refuse True and False in the place of a real number, as integer() does in the place of an integer."""
+    if is_bool(x):
+        raise TypeError(f"{name} must be a number, not {type(x).__name__}")
+
+
+def real(x: Any, name: str) -> float:
+    """A float of Python from a number of any library."""
+    refuse_traced(x, name)
+    refuse_bool(x, name)
+    try:
+        if not isinstance(x, (str, bytes, bytearray)):
+            return float(x)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name} must be a number, not {type(x).__name__}")
+
+
 def one_of(value: Any, allowed: Iterable[str | None], name: str) -> Any:
     """value, if it is one of `allowed`. Other types are not compared: an array has no single truth value, and a list no hash."""
     if (value is None or isinstance(value, str)) and value in allowed:
@@ -70,12 +88,6 @@ def refuse_key(x: Any, name: str) -> None:
             f"{name} is {dtype}{list(x.shape)}, a PRNG key; it must be an integer, such as int(jax.random.bits(key)). "
             "libflash.jax.attention takes a key as seed"
         )
-
-
-def check_row_positions(positions: Any, rotary_cos: Any) -> None:
-    """Check the positions of cache_write, which has no other use for them."""
-    if positions is not None and rotary_cos is None:
-        raise InvalidError("positions is given without rotary_cos: only the rotary embedding uses the positions of rows")
 
 
 def check_parts(outs: Any, lses: Any) -> None:

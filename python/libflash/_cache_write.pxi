@@ -70,7 +70,6 @@ def cache_write(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None, k_
         options.rotary_cos = extra(&call, &extras, rotary_cos, "rotary_cos")
         options.rotary_sin = extra(&call, &extras, rotary_sin, "rotary_sin")
         options.positions = extra(&call, &extras, positions, "positions", LENGTHS)
-        check_row_positions(positions, rotary_cos)
         if flag(rotary_interleaved, "rotary_interleaved"):
             options.flags |= FLASH_FLAG_ROTARY_INTERLEAVED
         options.num_threads = num_threads_for(source, &tk)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from . import _core
-from ._arguments import integer, is_traced, refuse_traced
+from ._arguments import integer, is_traced, refuse_bool, refuse_traced
 from ._errors import Error, InvalidError, UnsupportedError
 
 Array = Any
@@ -53,6 +53,27 @@ def unknown_row(text: str, cache_batch_idx: Array, rows: int) -> str:
     return f"cache_batch_idx: must be at least 0 and below the rows of block_table (entry {found[1]} is {index} of {rows})"
 
 
+def has_unknown_row(q: Array, cache_batch_idx: Array, rows: int) -> bool:
+    """Whether the values of a call on the CPU are known, and an index is outside of the table."""
+    if not (known_on_host(q) and known_on_host(cache_batch_idx)):
+        return False
+    return bool(((cache_batch_idx < 0) | (cache_batch_idx >= rows)).any())
+
+
+def run_at_once(decode: Callable[..., Any], *arrays: Array, **options: Any) -> Any:
+    """The results of libflash.jax.decode, after they are computed. What XLA refuses when the program runs, possibly after the
+    call, raises the library's error here, as for other arrays."""
+    import jax
+
+    try:
+        return jax.block_until_ready(decode(*arrays, **options))  # type: ignore[no-untyped-call]
+    except jax.errors.JaxRuntimeError as error:
+        kind, _, text = str(error).partition(": ")
+        if kind != "INVALID_ARGUMENT":
+            raise
+        raise InvalidError(text) from error
+
+
 def either(names: tuple[str, str], first: Array | None, second: Array | None) -> Array | None:
     """The value of an argument that has two names."""
     if first is not None and second is not None:
@@ -60,10 +81,12 @@ def either(names: tuple[str, str], first: Array | None, second: Array | None) ->
     return second if first is None else first
 
 
-def check_known(**numbers: Any) -> None:
+def check_numbers(**numbers: Any) -> None:
+    """Check numbers that are not passed on if they are 0."""
     for name, x in numbers.items():
         if type(x) is not int and type(x) is not float:
             refuse_traced(x, name)
+            refuse_bool(x, name)
 
 
 def check_hints(pack_gqa: Any, sm_margin: Any) -> None:

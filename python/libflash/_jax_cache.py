@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import check_row_positions, integer, one_of
+from ._arguments import integer, one_of
 from ._errors import InvalidError
 from ._jax_calls import CACHE_WRITE, DECODE, INTERLEAVED, INVARIANT_ROWS, Options
 from ._jax_options import (
@@ -207,7 +207,6 @@ def cache_write(
             positions=None if positions is None else lengths(positions, "positions"),
         )
     )
-    check_row_positions(positions, rotary_cos)
     caches = arrays_of(k_cache=k_cache) if v_cache is None else arrays_of(k_cache=k_cache, v_cache=v_cache)
     results = _cache_write(options, cache_dtype, array(k, "k"), caches, slot_numbers(slots), extras)
     return tuple(results) if len(results) > 1 else results[0]

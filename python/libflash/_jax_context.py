@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _context_layout as layouts
-from ._arguments import integer, is_traced, shown
+from ._arguments import integer, is_traced, real, shown
 from ._context_choice import Sizes, can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout
 from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
@@ -26,10 +26,10 @@ from ._jax_options import (
     array,
     arrays_among,
     arrays_of,
+    checked_random_state,
     flags,
     known,
     random_state,
-    real,
     static_options,
     switch,
     window,
@@ -124,6 +124,8 @@ def context_parallel_attention(
         options = options._replace(**numbers)  # type: ignore[arg-type]
         if words is not None:
             extras["rng"] = words
+    elif seed is not None:
+        checked_random_state(seed, offset)
     out, lse = divided(q, k, v, extras, options, given, scheme, axis_names(axis_name))
     return (out, lse) if return_lse else out
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core, _option_list
-from ._arguments import integer, one_of, refuse_traced
+from ._arguments import integer, one_of, real, refuse_traced
 from ._errors import InvalidError
 from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
 from ._option_list import OPTIONS, Option, names_of
@@ -27,16 +27,6 @@ def known(x: Any, name: str) -> Any:
     """x, if its value is known while the program is compiled."""
     refuse_traced(x, name)
     return x
-
-
-def real(x: Any, name: str) -> float:
-    known(x, name)
-    try:
-        if not isinstance(x, (str, bytes, bytearray)):
-            return float(x)
-    except (TypeError, ValueError):
-        pass
-    raise TypeError(f"{name} must be a number, not {type(x).__name__}")
 
 
 def switch(x: Any, name: str) -> bool:
@@ -191,48 +181,64 @@ def four_dimensions(x: Any, name: str) -> Array:
 
 def random_state(seed: Any, offset: Any) -> tuple[dict[str, int], Array | None]:
     """Seed and offset, as numbers or as uint32[4], low words first, which the program reads when it runs."""
-    for name, x in (("seed", seed), ("offset", offset)):
-        if isinstance(x, (bool, np.bool_)):
-            integer(x, name)  # refuses it
+    seed, offset = checked_random_state(seed, offset)
     if is_number(seed) and is_number(offset):
-        return {"seed": signed(seed, "seed"), "offset": signed(offset, "offset")}, None
-    if not is_number(seed):
-        seed = array(seed, "seed")
-    if is_number(seed) or (seed.shape == () and jnp.issubdtype(seed.dtype, np.integer)):
-        return {}, jnp.concatenate([two_words(seed, "seed"), two_words(offset, "offset")])
+        return {"seed": signed(seed), "offset": signed(offset)}, None
+    if is_integer(seed):
+        return {}, jnp.concatenate([two_words(seed), two_words(offset)])
+    if seed.shape == (4,):
+        return {}, seed
+    key = jax.random.wrap_key_data(seed, impl="threefry2x32") if seed.shape == (2,) else seed
+    return {}, jax.random.bits(key, (4,), np.uint32)
+
+
+def checked_random_state(seed: Any, offset: Any) -> tuple[Any, Any]:
+    """Seed and offset as numbers or arrays. Also for a call without dropout, which has no other use for them."""
+    seed, offset = number_or_array(seed, "seed"), number_or_array(offset, "offset")
+    if is_integer(seed):
+        if not is_integer(offset):
+            raise InvalidError(f"offset is {offset.dtype}{list(offset.shape)}; it must be an integer")
+        return seed, offset
     if not is_number(offset) or offset != 0:
         raise InvalidError("offset cannot be given with a PRNG key or uint32[4] as seed, which holds it; give an integer seed")
-    if seed.dtype == np.uint32 and seed.shape == (4,):
-        return {}, seed
-    if seed.dtype == np.uint32 and seed.shape == (2,):
-        seed = jax.random.wrap_key_data(seed, impl="threefry2x32")
-    if not jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) or seed.shape != ():
+    words = seed.dtype == np.uint32 and seed.shape in ((2,), (4,))
+    if not words and not (jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.shape == ()):
         raise InvalidError(
             f"seed is {seed.dtype}{list(seed.shape)}; it must be an integer, one PRNG key (jax.random.key, or uint32[2] from "
             "jax.random.PRNGKey), or uint32[4]"
         )
-    return {}, jax.random.bits(seed, (4,), np.uint32)
+    return seed, offset
+
+
+def number_or_array(x: Any, name: str) -> Any:
+    if isinstance(x, (bool, np.bool_)):
+        integer(x, name)  # refuses it
+    if not is_number(x):
+        return array(x, name)
+    if not 0 <= x < 2**64:
+        raise InvalidError(f"{name} is {x}; it must be from 0 to 2**64 - 1")
+    return x
 
 
 def is_number(x: Any) -> bool:
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
-def signed(value: int, name: str) -> int:
+def is_integer(x: Any) -> bool:
+    """Whether x, a number or an array, is one integer."""
+    return is_number(x) or (x.shape == () and jnp.issubdtype(x.dtype, np.integer))
+
+
+def signed(value: int) -> int:
     """The value as a signed 64-bit integer, the type of XLA's attributes."""
-    if not 0 <= value < 2**64:
-        raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
     return int(value) - 2**64 if value >= 2**63 else int(value)
 
 
-def two_words(x: Any, name: str) -> Array:
+def two_words(x: Any) -> Array:
     """The low and the high 32 bits of an integer, modulo 2**64 if it is an array."""
     if is_number(x):
-        x = signed(x, name) % 2**64
+        x = int(x)
         return jnp.array([x % 2**32, x >> 32], np.uint32)
-    x = array(x, name)
-    if x.shape != () or not jnp.issubdtype(x.dtype, np.integer):
-        raise InvalidError(f"{name} is {x.dtype}{list(x.shape)}; it must be an integer")
     narrow = x.dtype.itemsize <= 4
     sign = jnp.where(x < 0, np.uint32(2**32 - 1), np.uint32(0))
     return jnp.stack([jnp.asarray(x).astype(np.uint32), sign if narrow else (x >> 32).astype(np.uint32)])

@@ -69,13 +69,7 @@ cdef double number(object x, str name) except? -1:
         return <double>x
     if requires_grad(x) and records_gradients():
         raise UnsupportedError(f"{name} requires a gradient, and there is none for it; pass float({name})")
-    refuse_traced(x, name)
-    try:
-        if not isinstance(x, (str, bytes, bytearray)):
-            return float(x)
-    except (TypeError, ValueError):
-        pass
-    raise TypeError(f"{name} must be a number, not {type(x).__name__}")
+    return real_of(x, name)
 
 
 cdef int64_t integer(object x, str name) except? -1:

@@ -16,7 +16,7 @@ from . import _context_layout as layouts
 from . import _core
 from . import _torch_context_group as groups
 from . import _torch_symmetric_memory as symmetric
-from ._arguments import integer
+from ._arguments import integer, real
 from ._context_choice import Sizes, can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout, chunks_by_position
 from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
@@ -156,14 +156,24 @@ def read_arguments(
     layouts.check_order(order)
     symmetric.check_transport(transport)
     window = read_window(window_size)
-    if dropout_p and seed is None:
+    dropout = read_number(dropout_p, "dropout_p")
+    if dropout and seed is None:
         raise InvalidError("seed is None; with dropout_p it must be an integer, the same on all ranks")
     documents = documents_of(cu_seqlens)
-    numbers = {name: constant(value, name) for name, value in scores.items()}
-    numbers |= {"dropout_p": dropout_p, "backend": backend}
+    numbers: dict[str, Any] = {name: None if value is None else read_number(value, name) for name, value in scores.items()}
+    numbers |= {"dropout_p": dropout, "backend": backend}
     numbers |= {"seed": 0 if seed is None else read_integer(seed, "seed"), "offset": read_integer(offset, "offset")}
     flags = _core.flag(causal, "causal"), window, _core.flag(deterministic, "deterministic")
     return Arguments(scheme, order, documents, *flags, numbers, transport)
+
+
+def read_number(value: Any, name: str) -> float:
+    """Of Python, NumPy or a tensor that requires no gradient."""
+    value = constant(value, name)
+    try:
+        return real(value, name)
+    except TypeError:
+        raise InvalidError(f"{name} is of type {type(value).__name__}; it must be a number") from None
 
 
 def read_integer(value: Any, name: str) -> int:

@@ -9,8 +9,8 @@ import torch
 
 from . import _torch_ops as ops
 from ._errors import UnsupportedError
-from ._torch_options import given_options, known_options
-from .torch import add_random_state
+from ._torch_options import given_options, known_options, real
+from .torch import add_random_state, check_unused_random_state
 
 Tensor = torch.Tensor
 KNOWN = known_options("attention")
@@ -22,8 +22,10 @@ def operator_options(q: Tensor, options: dict[str, Any], others: dict[str, Tenso
     dropout_p, seed, offset = (options.pop(name) for name in ("dropout_p", "seed", "offset"))
     numbers, tensors = given_options("attention", KNOWN, options)
     if dropout_p:
-        numbers["dropout_p"] = dropout_p
+        numbers["dropout_p"] = real(dropout_p, "dropout_p")
         add_random_state(q, seed, offset, numbers, tensors)
+    else:
+        check_unused_random_state(dropout_p, seed, offset)
     slopes = tensors.get("alibi_slopes")
     if torch.is_grad_enabled() and slopes is not None and slopes.requires_grad:
         raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")

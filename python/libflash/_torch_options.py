@@ -12,9 +12,10 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from . import _core
 from ._arguments import integer as integer_of
+from ._arguments import refuse_bool
 from ._block_mask import BlockMask
 from ._errors import InvalidError, UnsupportedError
-from ._option_list import BLOCKS, INTEGER, OPTIONS, SHARD, WINDOW, Option
+from ._option_list import BLOCKS, INTEGER, NUMBER, OPTIONS, SHARD, WINDOW, Option
 from ._torch_kernels import BLOCK_LISTS
 from ._torch_tangents import tangent_of
 
@@ -81,7 +82,9 @@ def form_of(option: Option) -> str:
         return "flag"
     if option.kind is INTEGER:
         return "integer"
-    return "value" if option.default or option.default is None else "zero"
+    if option.kind is NUMBER:
+        return "number"
+    return "value"
 
 
 def flag(x: Any, name: str) -> bool:
@@ -120,6 +123,13 @@ def constant(x: Any, name: str) -> Any:
     return x.item() if x.numel() == 1 else x
 
 
+def real(x: Any, name: str) -> Any:
+    """A real number or None. torch.compile cannot trace refuse_bool() for a float or an int, which needs no check."""
+    if type(x) is not float and type(x) is not int:
+        refuse_bool(x, name)
+    return constant(x, name)
+
+
 def is_transformed(x: Tensor) -> bool:
     """Whether x carries a tangent, or a level of torch.func differentiates with respect to it."""
     if tangent_of(x) is not None:
@@ -154,8 +164,9 @@ def given_options(
                 number = integer(number, option)
             if number or default is None:
                 numbers[name] = number
-        elif form == "zero":  # the default is 0: None means the same
-            if number := constant(value, option):
+        elif form == "number":  # None means the default
+            number = real(value, option)
+            if default is None or number:
                 numbers[name] = number
         elif form == "value":
             if type(default) is str and not isinstance(value, str):

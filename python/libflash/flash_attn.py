@@ -174,7 +174,7 @@ def flash_attn_varlen_func(
     """
     three.refuse(attention_chunk, q_descale)
     three.check_hints(pack_gqa, sm_margin)
-    three.check_known(dropout_p=dropout_p)
+    three.check_numbers(dropout_p=dropout_p)
     names = three.names_of(s_aux, page_table, qv)
     learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
     block_table = three.either(("block_table", "page_table"), block_table, page_table)
@@ -380,6 +380,8 @@ def _decode(
         if _is(q, "jax", "Array"):
             from .jax import decode as decode_jax
 
+            if table_rows is not None and three.has_unknown_row(q, *table_rows):
+                return three.run_at_once(decode_jax, q, k_cache, v_cache, **options)
             return decode_jax(q, k_cache, v_cache, **options)
         return _core.decode(q, k_cache, v_cache, **options)
 
@@ -400,7 +402,7 @@ def _attention(
     learnable_sink: Array | None = None,
 ) -> Any:
     _check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
-    three.check_known(dropout_p=dropout_p)
+    three.check_numbers(dropout_p=dropout_p)
     options = dict(
         lengths, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
         alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, return_lse=return_attn_probs,

@@ -35,7 +35,7 @@ from ._jax_cache import cache_write, decode
 from ._jax_calls import FORWARD, LAYOUTS, TARGETS, Options
 from ._jax_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._jax_merge import merge
-from ._jax_options import arrays_among, arrays_of, flags, random_state, static_options, switch
+from ._jax_options import arrays_among, arrays_of, checked_random_state, flags, random_state, static_options, switch
 from ._jax_primitives import bind, call_of
 from ._jax_vmap import rule as _rule_of_vmap  # noqa: F401  importing it makes the primitives known to jax.vmap
 
@@ -127,6 +127,8 @@ def attention(
         options = options._replace(**numbers)
         if words is not None:
             extras["rng"] = words
+    else:
+        checked_random_state(seed, offset)
     out, lse, *statistics = _compiled(options, q, k, v, extras)
     made = dict(zip(options.statistics, statistics, strict=True))
     results = (out, *([lse] if return_lse else ()), *(made[name] for name in asked))

@@ -22,7 +22,7 @@ import torch
 from . import _core
 from . import _torch_kernels as kernels
 from . import _torch_ops as ops
-from ._arguments import check_parts, check_row_positions
+from ._arguments import check_parts
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
@@ -38,6 +38,7 @@ from ._torch_options import (
     given_options,
     integer,
     known_options,
+    real,
     require_inputs,
     require_tensors,
     signed_as,
@@ -54,6 +55,7 @@ Tensor = torch.Tensor
 ATTENTION, DECODE = known_options("attention"), known_options("decode")
 DIRECT_ATTENTION = direct_options("attention")
 DIRECT_DECODE = direct_options("decode")
+INT_OR_NONE = (int, type(None))
 
 
 class _Options(AttentionOptions[Tensor], Results[Tensor], total=False):
@@ -101,6 +103,8 @@ def attention(
     Forward mode within torch.compile causes a graph break; fullgraph=True refuses it.
     """
     if not torch.compiler.is_compiling() and not dropout_p:
+        if type(dropout_p) is not float or type(seed) not in INT_OR_NONE or seed or type(offset) is not int or offset:
+            check_unused_random_state(dropout_p, seed, offset)
         result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.attention, (q, k, v), options, DIRECT_ATTENTION)
         if result is not NotImplemented:
             return result
@@ -121,9 +125,9 @@ def attention_with_pytorch(
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options) if options else ({}, {})
     if dropout_p:
-        numbers["dropout_p"] = dropout_p
+        numbers["dropout_p"] = real(dropout_p, "dropout_p")
         add_random_state(q, seed, offset, numbers, tensors)
-    elif dropout_p is None or (seed is not None and type(seed) is not int) or type(offset) is not int:
+    elif type(dropout_p) is not float or type(seed) not in INT_OR_NONE or seed or type(offset) is not int or offset:
         check_unused_random_state(dropout_p, seed, offset)
 
     statistics: dict[str, Tensor] = {}
@@ -211,19 +215,26 @@ def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any],
             raise InvalidError(f"offset is {offset}; it must be 0 when seed is a tensor, which holds both")
         tensors["rng_state"] = seed if seed.device == q.device else seed.to(q.device)
         return
-    for name, value in (("seed", integer(seed, "seed")), ("offset", integer(offset, "offset"))):
-        if not 0 <= value < 2**64:
-            raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
+    for name, value in (("seed", unsigned(seed, "seed")), ("offset", unsigned(offset, "offset"))):
         numbers[name] = value - 2**64 if value >= 2**63 else value  # PyTorch's integers are signed
 
 
+def unsigned(x: Any, name: str) -> int | torch.SymInt:
+    value = integer(x, name)
+    if not 0 <= value < 2**64:
+        raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
+    return value
+
+
 def check_unused_random_state(dropout_p: Any, seed: Any, offset: Any) -> None:
-    """Refuse, without dropout, values of types that dropout refuses."""
-    if dropout_p is None:
+    """Refuse, without dropout, numbers that dropout refuses. Where torch.compile traces, only types are checked: it would compile
+    again for another value of a number that is compared."""
+    if real(dropout_p, "dropout_p") is None:
         raise TypeError("dropout_p must be a number, not NoneType")
+    check = integer if torch.compiler.is_compiling() else unsigned
     if seed is not None and not isinstance(seed, Tensor):
-        integer(seed, "seed")
-    integer(offset, "offset")
+        check(seed, "seed")
+    check(offset, "offset")
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -360,7 +371,6 @@ def cache_write(
         k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots, k_rope_cache=k_rope_cache, k_rope=k_rope, rotary_cos=rotary_cos,
         rotary_sin=rotary_sin, positions=positions,
     )  # fmt: skip
-    check_row_positions(positions, rotary_cos)
     options: dict[str, Any] = dict(
         k_scale=k_scale, v_scale=v_scale, rotary_cos=rotary_cos, rotary_sin=rotary_sin, positions=positions, k_rope=k_rope,
         cache_dtype=cache_dtype, backend=backend,

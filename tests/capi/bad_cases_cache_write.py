@@ -53,6 +53,10 @@ CASES = [
         "rotary-half", WRITE, without("rotary_sin"),
         "rotary_sin", "rotary_cos and rotary_sin are given together or not at all", "it is missing",
     ),
+    Bad(
+        "positions-alone", WRITE, both(without("rotary_cos"), without("rotary_sin")),
+        "positions", "needs rotary_cos and rotary_sin: only the rotary embedding uses the positions of rows", "there are none",
+    ),
     Bad("positions-missing", WRITE, without("positions"), "positions", "is required with rotary_cos and rotary_sin", "NULL"),
     Bad(
         "k-new-type", WRITE, instead("k_new", lambda: np.ones((4, 2, D), np.int32)),

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import libflash.torch
 import torch
 import torch.nn.functional as F
-from gpt import text
+from gpt import files, text
 from gpt.model import GPT, Shape
 from gpt.training import use_one_thread
 
@@ -163,22 +163,23 @@ def draw(path: pathlib.Path, results: dict[str, Curves], limit: float) -> None:
     figure.savefig(path, dpi=120)
 
 
-def parsed() -> argparse.Namespace:
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="for a test on any machine")
     parser.add_argument("--device", choices=["cpu"], default="cpu")
     parser.add_argument("--limit", type=float, default=20.0, help="of the scores, for QK-clip")
     parser.add_argument("--json", type=pathlib.Path, help="write the curves there")
     parser.add_argument("--chart", type=pathlib.Path, help="draw the curves there, as PNG")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    files.check(parser, options)
     sizes = dict(context=64, blocks=2, heads=4, head_dim=16, batch=8, steps=60, every=15, iterations=6, rate=2e-2)
     large = dict(context=256, blocks=4, heads=6, head_dim=32, batch=8, steps=400, every=25, iterations=12, rate=1e-2)
     vars(options).update(sizes if options.small else large)
     return options
 
 
-def main() -> int:
-    options = parsed()
+def main(arguments: list[str] | None = None) -> int:
+    options = parsed(arguments)
     if options.small:
         use_one_thread()
     data = text.load(1 << 20)

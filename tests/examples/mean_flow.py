@@ -27,6 +27,7 @@ from collections.abc import Callable
 import libflash.torch
 import torch
 import torch.nn.functional as F
+from gpt import files
 from gpt.training import use_one_thread
 from torch import nn
 
@@ -197,21 +198,22 @@ def draw(path: pathlib.Path, curves: Curves, samples: torch.Tensor) -> None:
     figure.savefig(path, dpi=120)
 
 
-def parsed() -> argparse.Namespace:
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="for a test on any machine")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=pathlib.Path, help="write the curves there")
     parser.add_argument("--chart", type=pathlib.Path, help="draw the curves and some samples there, as PNG")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    files.check(parser, options)
     sizes = dict(points=12, blocks=2, heads=4, head_dim=12, batch=64, steps=400, every=100, rate=3e-3)
     large = dict(points=64, blocks=4, heads=6, head_dim=32, batch=128, steps=20000, every=500, rate=1e-3)
     vars(options).update(sizes if options.small else large)
     return options
 
 
-def main() -> int:
-    options = parsed()
+def main(arguments: list[str] | None = None) -> int:
+    options = parsed(arguments)
     if options.small:
         use_one_thread()
     torch.manual_seed(0)

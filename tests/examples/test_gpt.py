@@ -15,7 +15,9 @@ import libflash
 
 torch = pytest.importorskip("torch")
 
+import curvature_gpt  # noqa: E402
 import decode_gpt  # noqa: E402
+import mean_flow  # noqa: E402
 import train_gpt  # noqa: E402
 from gpt import attention, rotary, text  # noqa: E402
 from gpt.cache import LibflashCache  # noqa: E402
@@ -195,3 +197,22 @@ def test_bad_options(main, arguments: list[str], said: str, capsys: pytest.Captu
         main(["--small", *arguments])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "work", "name"),
+    [
+        (train_gpt, "compared", "json"), (train_gpt, "compared", "save"), (curvature_gpt, "train", "json"),
+        (curvature_gpt, "train", "chart"), (mean_flow, "train", "json"), (mean_flow, "train", "chart"),
+    ],
+    ids=lambda x: getattr(x, "__name__", x),
+)  # fmt: skip
+def test_files_are_checked_before_work_begins(
+    program, work: str, name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(program, work, lambda *_: pytest.fail("work began"))
+    path = tmp_path / "missing" / "x"
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--small", "--device", "cpu", f"--{name}", str(path)])
+    assert ended.value.code == 2
+    assert f"--{name} is {path}; the folder {path.parent} must exist\n" in capsys.readouterr().err

@@ -55,6 +55,23 @@ def test_torchrun_and_bfloat16(tmp_path: pathlib.Path) -> None:
     assert losses[0] - losses[-1] > 0.5
 
 
+def test_files_are_checked_before_work_begins(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """By the process that writes them: the others of torchrun may be on machines that lack the folder."""
+    monkeypatch.setattr(train_long, "started_here", lambda *_: pytest.fail("work began"))
+    arguments = ["--small", "--device", "cpu", "--json", str(tmp_path / "missing" / "x.json")]
+    for rank in (None, "0"):
+        if rank is not None:
+            monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as ended:
+            train_long.main(arguments)
+        assert ended.value.code == 2
+        assert f"the folder {tmp_path / 'missing'} must exist" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    assert train_long.parsed(arguments).json.name == "x.json"
+
+
 def test_wrong_curves_are_found() -> None:
     good = [5.0, 4.0, 3.0, 2.0]
     assert train_long.verdicts({1: good, 2: [x + 1e-5 for x in good]}, 1e-4) == []

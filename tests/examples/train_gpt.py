@@ -24,7 +24,7 @@ import sys
 import time
 
 import torch
-from gpt import attention, checkpoint, text
+from gpt import attention, checkpoint, files, text
 from gpt.model import Shape
 from gpt.training import Trainer, use_one_thread
 from gpt.verdict import exit_code, falls, root_mean_square
@@ -175,6 +175,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--save", type=pathlib.Path, help="the model that libflash trained, for decode_gpt.py; one context only")
     parser.add_argument("--json", type=pathlib.Path, help="write what was measured to this file")
     options = parser.parse_args(arguments)
+    files.check(parser, options)
     cuda = options.device.type == "cuda"
     options.dtype = getattr(torch, options.dtype or ("bfloat16" if cuda else "float32"))
     options.blocks, channels = (2, 128) if options.small else (12, 768)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from gpt import text
+from gpt import files, text
 from gpt.llama import LlamaShape
 from gpt.long_training import Setting, train
 from gpt.training import use_one_thread
@@ -125,6 +125,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, help="of the distance between curves, nats per token")
     parser.add_argument("--json", type=pathlib.Path, help="write what was measured to this file")
     options = parser.parse_args(arguments)
+    if os.environ.get("RANK", "0") == "0":  # the process that writes, if torchrun started several
+        files.check(parser, options)
     cuda = options.device == "cuda"
     options.dtype = getattr(torch, options.dtype or ("bfloat16" if cuda else "float32"))
     options.ranks = options.ranks or ([1, torch.cuda.device_count()] if cuda and not options.small else [1, 2])

@@ -20,6 +20,8 @@ import sysconfig
 import time
 from typing import Any
 
+from gpt import files
+
 VOCABULARY = 256
 DEVICES_OF_SMALL = 4
 
@@ -34,6 +36,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, help="of the distance between curves, nats per token")
     parser.add_argument("--json", type=pathlib.Path, help="write the curves to this file")
     options = parser.parse_args(arguments)
+    files.check(parser, options)
     options.blocks, options.heads, options.key_heads, options.head_dim = (2, 4, 2, 16) if options.small else (16, 32, 8, 64)
     options.context = options.context or (256 if options.small else 32768)
     options.steps = options.steps or (20 if options.small else 50)
@@ -57,8 +60,8 @@ TOKENS = PartitionSpec(None, "context")
 
 
 def text(most_bytes: int = 1 << 22) -> np.ndarray:
-    files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    return np.frombuffer(b"".join(path.read_bytes() for path in files)[:most_bytes], np.uint8)
+    sources = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return np.frombuffer(b"".join(path.read_bytes() for path in sources)[:most_bytes], np.uint8)
 
 
 def first_weights(key: Any) -> Weights:

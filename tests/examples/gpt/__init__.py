@@ -1,3 +1,3 @@
-"""Shared by train_gpt.py, decode_gpt.py and serve_gpt.py: a GPT in plain PyTorch, its text, attention, training and caches, and
-a serving engine.
+"""Shared by the examples: a GPT in plain PyTorch, its text, attention, training and caches, a serving engine, and the check of a
+program's files.
 """

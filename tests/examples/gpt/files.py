@@ -6,12 +6,16 @@ import argparse
 import os
 import pathlib
 
+READ, WRITTEN = ("checkpoint",), ("save", "json", "chart")
+
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """--checkpoint can be read, --json can be written."""
-    for name, path, fault in (("checkpoint", options.checkpoint, unreadable), ("json", options.json, unwritable)):
-        if path and (rule := fault(path)):
-            parser.error(f"--{name} is {path}; {rule}")
+    """The files that are read can be read, and those that the program writes at its end can be written."""
+    for names, fault in ((READ, unreadable), (WRITTEN, unwritable)):
+        for name in names:
+            path = getattr(options, name, None)
+            if path and (rule := fault(path)):
+                parser.error(f"--{name} is {path}; {rule}")
 
 
 def unreadable(path: pathlib.Path) -> str | None:
