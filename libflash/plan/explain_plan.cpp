@@ -47,9 +47,9 @@ std::string divided(const cuda::BackwardParts& parts) {
 }
 
 std::string order_of(const cuda::ScheduleParams& schedule) {
-    if (schedule.reversed || (schedule.paired && schedule.tail_head == 0)) return ", longest tiles first";
+    if (schedule.reversed || (schedule.paired && schedule.fixed.tail_head == 0)) return ", longest tiles first";
     if (!schedule.paired) return "";
-    const int tail = schedule.heads - schedule.tail_head;
+    const int tail = schedule.heads - schedule.fixed.tail_head;
     return text_of(", long tiles paired with short ones", tail > 0 ? text_of(", but not in the last ", tail, " heads") : "");
 }
 

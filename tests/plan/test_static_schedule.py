@@ -12,8 +12,8 @@ WRAPPER = """
 #include "cuda/host/static_schedule.h"
 using namespace libflash::cuda;
 
-extern "C" int64_t choose(int64_t rows, int64_t keys, int64_t heads, int64_t head_dim, int64_t left, int64_t right, int64_t tile_q,
-                          int64_t tile_k, int64_t blocks, int64_t* made) {
+extern "C" int64_t choose(int64_t rows, int64_t keys, int64_t heads, int64_t head_dim, int64_t left, int64_t right,
+                          int64_t tile_q, int64_t tile_k, int64_t blocks, int64_t* made) {
     libflash::AttentionProblem problem;
     problem.dtype = libflash::DType::bf16;
     problem.batch = 1, problem.heads_q = problem.heads_k = static_cast<int>(heads);
@@ -25,8 +25,8 @@ extern "C" int64_t choose(int64_t rows, int64_t keys, int64_t heads, int64_t hea
     const bool paired = right >= 0;
     ScheduleParams schedule = schedule_params(problem.q_rows, 1, heads, tile_q * (paired ? 2 : 1), kL2Bytes, false);
     schedule.paired = paired;
-    const int64_t used = set_static_schedule(schedule, problem, tile_q, tile_k, blocks);
-    made[0] = schedule.tail_head, made[1] = schedule.most_tiles;
+    const int64_t used = set_static_schedule(schedule, problem, query_tile_times(problem, tile_q, tile_k), blocks).blocks;
+    made[0] = paired ? schedule.fixed.tail_head : heads, made[1] = schedule.fixed.most_tiles;
     return used;
 }
 """

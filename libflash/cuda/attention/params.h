@@ -81,6 +81,17 @@ struct Divisor {
     uint32_t divisor, multiplier, shift;  // n / divisor = n * multiplier >> 32 + shift, for n below 2^31
 };
 
+// The static schedule of persistent thread blocks (sm90/static_schedule.cuh); all but the first if ScheduleParams::paired.
+struct StaticScheduleParams {
+    int32_t most_tiles;          // of a thread block
+    int32_t pairs, pair_rounds;  // pairs of tiles; rounds in which thread blocks take them, the last of which may be incomplete
+    int32_t tail_head;           // the tiles of the heads from this one on, the tail, are not paired
+    int32_t tail_begin;          // tiles of the tail that thread blocks without a pair take in the last round of pairs
+    int32_t tail_tiles;          // of all these heads
+    Divisor tail_heads;
+    int32_t tiles_of_head;
+};
+
 // The order of the work tiles. Heads form groups; all tiles of a group come before the next group, the longest first. What the
 // tiles of a group read fits the L2 cache together, or, with key tiles under a causal mask, groups divide the work equally
 // (host/tile_schedule.h).
@@ -93,9 +104,7 @@ struct ScheduleParams {
     Divisor sequence;     // dense: heads of a batch entry
     bool reversed;        // later rows see more keys (causal): start with the last tile
     bool paired;          // `tiles` counts pairs of a late and an early tile, which all take the same time (causal)
-    // Static schedule of persistent thread blocks (sm90/static_schedule.cuh).
-    int32_t tail_head;   // if `paired`: the tiles of the heads from this one on are not paired
-    int32_t most_tiles;  // of a thread block
+    StaticScheduleParams fixed;
 };
 
 // The positions of the rows of one side in the whole sequence: begin + i * step, or an array. All positions are below
@@ -218,7 +227,8 @@ struct BackwardParams {
     float*
         dq_accumulator;  // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: a kernel computes dq
     int32_t units;       // units of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
-    ScheduleParams key_schedule;         // by key tile and key head
+    int32_t unit_parts = 1;       // thread blocks that share a unit in the first and in the last step: a power of two, at most 4
+    ScheduleParams key_schedule;  // by key tile and key head
     ScheduleParams query_schedule;       // by unit of query rows and query head
     ScheduleParams query_tile_schedule;  // where a kernel computes dq: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes

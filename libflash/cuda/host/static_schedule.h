@@ -9,15 +9,18 @@
 
 namespace libflash::cuda {
 
-// The times of the tiles of a head, in halves of a key tile.
+// The times of the tiles of a head. A key tile takes 100 by default.
 struct QueryTileTimes {
-    int64_t rows, keys, right, shift, tile_q, tile_k;
+    int64_t rows, keys;
+    MaskRule mask;
+    int64_t tile_q, tile_k, of_key_tile = 100;
 
     int64_t tiles() const { return ceil_div(rows, tile_q); }
     int64_t of(int64_t tile) const {
-        constexpr int64_t kWorkTileTime = 3;  // between two work tiles
+        constexpr int64_t kWorkTileTime = 150;  // between two work tiles
         const int64_t last_row = std::min(rows, (tile + 1) * tile_q) - 1;
-        return 2 * ceil_div(std::clamp<int64_t>(last_row + shift + right + 1, 0, keys), tile_k) + kWorkTileTime;
+        const int64_t visible = std::clamp<int64_t>(mask.last(last_row, mask.shift(rows, keys)), 0, keys);
+        return of_key_tile * ceil_div(std::min(visible, mask.left + mask.right + tile_q), tile_k) + kWorkTileTime;
     }
 };
 
@@ -54,24 +57,39 @@ struct StaticScheduleChoice {
     }
 };
 
-// Completes a schedule whose groups have one head. Returns the number of thread blocks.
-inline int64_t set_static_schedule(ScheduleParams& schedule, const StaticScheduleChoice& choice) {
-    schedule.tail_head = static_cast<int32_t>(choice.tail_head);
-    const int64_t most_tiles = schedule.paired ? choice.most_tiles() : ceil_div(blocks_of(schedule), choice.blocks);
-    schedule.most_tiles = static_cast<int32_t>(most_tiles);
-    return choice.blocks;
+inline QueryTileTimes query_tile_times(const AttentionProblem& problem, int64_t tile_q, int64_t tile_k) {
+    return {problem.q_rows.capacity, problem.k_rows.capacity, problem.mask_rule, tile_q, tile_k};
+}
+
+// What a static schedule needs and how long it takes.
+struct StaticLaunch {
+    int64_t blocks, time;
+};
+
+// Completes a schedule whose groups have one head.
+inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const StaticScheduleChoice& choice) {
+    const int64_t rounds = ceil_div(blocks_of(schedule), choice.blocks);
+    const auto count = [](int64_t n) { return static_cast<int32_t>(n); };
+    StaticScheduleParams& fixed = schedule.fixed;
+    fixed.most_tiles = count(rounds);
+    if (!schedule.paired) return {choice.blocks, rounds * choice.times.of(choice.times.tiles() - 1)};
+    fixed.most_tiles = count(choice.most_tiles());
+    fixed.pairs = count(choice.pairs()), fixed.pair_rounds = count(ceil_div(choice.pairs(), choice.blocks));
+    fixed.tail_head = count(choice.tail_head), fixed.tail_tiles = count(choice.tail_tiles());
+    fixed.tail_begin = count(choice.tail_begin());
+    fixed.tail_heads = divisor_params(std::max<int64_t>(1, choice.heads - choice.tail_head));
+    fixed.tiles_of_head = count(choice.times.tiles());
+    return {choice.blocks, choice.time()};
 }
 
 // The same with the best choice for at most `most_blocks` thread blocks.
-inline int64_t set_static_schedule(ScheduleParams& schedule, const AttentionProblem& problem, int64_t tile_q, int64_t tile_k,
-                                   int64_t most_blocks) {
-    const MaskRule& mask = problem.mask_rule;
-    const int64_t units = blocks_of(schedule), heads = schedule.heads, rows = problem.q_rows.capacity,
-                  keys = problem.k_rows.capacity, shift = mask.shift(rows, keys);
-    const QueryTileTimes times{rows, keys, mask.right, shift, tile_q, tile_k};
+inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const AttentionProblem& problem, const QueryTileTimes& times,
+                                        int64_t most_blocks) {
+    const int64_t units = blocks_of(schedule), heads = schedule.heads;
     const StaticScheduleChoice all_pairs{heads, heads, std::min(units, most_blocks), times};
     // In a window, or where rows see no key, pairs do not all take the time that is assumed here.
-    if (!schedule.paired || mask.left < MaskRule::kUnbounded || keys < rows) return set_static_schedule(schedule, all_pairs);
+    if (!schedule.paired || problem.mask_rule.left < MaskRule::kUnbounded || times.keys < times.rows)
+        return set_static_schedule(schedule, all_pairs);
     // The keys and values of the tail should fit the L2 cache, because its longest tiles are computed at the same time.
     const auto most_heads = static_cast<int64_t>(1.5 * kL2Bytes / std::max(1.0, key_bytes(problem)));
     int64_t tail_head = heads, time = all_pairs.time() * 255 / 256;  // a smaller gain is not worth more heads in the L2 cache

@@ -61,6 +61,10 @@ auto with_instance(int instance, const DoWith& do_with) {
             if constexpr (has_dynamic_instance(Kernel::config))
                 return do_with(std::integral_constant<ForwardInstance, ForwardInstance::dynamic>());
             break;
+        case ForwardInstance::narrow:
+            if constexpr (has_narrow_instance(Kernel::config))
+                return do_with(std::integral_constant<ForwardInstance, ForwardInstance::narrow>());
+            break;
         case ForwardInstance::plain: break;
         case ForwardInstance::cache: break;       // only in the prefill kernels: prefill.cuh
         case ForwardInstance::invariant: break;   // likewise

@@ -12,6 +12,7 @@ namespace libflash::cuda {
 
 // What each instance supports.
 //   plain       no rare options; the host knows the lengths
+//   narrow      like plain, with fewer rows in a query tile
 //   dynamic     like plain, with lengths on the device: dynamic tile scheduler (sm90/sequence_order.cuh)
 //   block_mask  like dynamic, with block masks and long sums
 //   general     like block_mask, with softcap, ALiBi, bias, mask, dropout, and scales that are not positive
@@ -21,7 +22,7 @@ namespace libflash::cuda {
 //   statistics  like block_mask
 //   maxima      like plain, without the entropy
 //   entropy     like plain
-enum class ForwardInstance { plain, dynamic, block_mask, general, cache, invariant, statistics, maxima, entropy };
+enum class ForwardInstance { plain, dynamic, block_mask, general, cache, invariant, statistics, maxima, entropy, narrow };
 
 constexpr const char* forward_kind_name(ForwardInstance kind) {
     switch (kind) {
@@ -33,13 +34,15 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
         case ForwardInstance::statistics: return "statistics";
         case ForwardInstance::maxima: return "plain, largest scores";
         case ForwardInstance::entropy: return "plain, entropy";
+        case ForwardInstance::narrow: return "plain, narrow";
         default: return "general";
     }
 }
 
 // Whether the instance has neither a dynamic schedule nor block masks. Its main loop has the least code.
 constexpr bool is_plain(ForwardInstance kind) {
-    return kind == ForwardInstance::plain || kind == ForwardInstance::maxima || kind == ForwardInstance::entropy;
+    return kind == ForwardInstance::plain || kind == ForwardInstance::maxima || kind == ForwardInstance::entropy ||
+           kind == ForwardInstance::narrow;
 }
 
 // Whether the kernel has instances for long sums (attention/long_sums.h). With 192 channels the compiler would spill, with 256
@@ -55,6 +58,11 @@ constexpr bool forward_has_long_sums(const KernelConfig& config, ForwardInstance
 // Kernels without a dynamic instance use block_mask instead. The tiles of block_mask are those of the plain instance, except for
 // head dims 96 and 192.
 constexpr bool has_dynamic_instance(const KernelConfig& config) { return config.tile_q > 128 && config.tile_k == 128; }
+
+// With few rows, query tiles of 128 rows occupy more multiprocessors than those of 192.
+constexpr bool has_narrow_instance(const KernelConfig& config) {
+    return !config.statistics && config.tile_q > 128 && config.head_dim <= 64;
+}
 
 // `block_mask`: whether there is a block mask, or more keys than accumulators can add up.
 constexpr ForwardInstance forward_instance(const KernelConfig& config, bool general, bool dynamic, bool block_mask) {
@@ -72,6 +80,7 @@ constexpr ForwardInstance forward_statistics_instance(bool dynamic, bool entropy
 
 // With a block mask, a query tile must lie within one row of blocks.
 constexpr int forward_tile_q(const KernelConfig& config, ForwardInstance kind) {
+    if (kind == ForwardInstance::narrow) return 128;
     return is_plain(kind) || kind == ForwardInstance::dynamic || kind == ForwardInstance::cache ? config.tile_q : 128;
 }
 

@@ -33,8 +33,9 @@ ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProbl
     if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
     const int64_t units = blocks_of(plan.schedule), most = dynamic ? units : device.multiprocessors;
     check_block_count("q", units);
-    plan.attention = launch_shape(set_static_schedule(plan.schedule, problem, plan.tile_q, plan.tile_k, most),
-                                  kernel.resources(0, plan.instance.number));
+    const QueryTileTimes times = query_tile_times(problem, plan.tile_q, plan.tile_k);
+    plan.attention =
+        launch_shape(set_static_schedule(plan.schedule, problem, times, most).blocks, kernel.resources(0, plan.instance.number));
     return plan;
 }
 

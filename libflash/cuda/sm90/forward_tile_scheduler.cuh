@@ -37,7 +37,7 @@ struct ForwardTileScheduler {
         return static_cast<int>(blockIdx.x);
     }
     // The cursor of the first pass.
-    __device__ __forceinline__ ScheduleCursor begin() const { return {0, context.params.schedule.most_tiles, false}; }
+    __device__ __forceinline__ ScheduleCursor begin() const { return {0, context.params.schedule.fixed.most_tiles, false}; }
     // Begins the second pass when all warps have finished the first. Returns false if there is nothing to recompute, or if the
     // second pass has ended. A whole warp calls it.
     __device__ __forceinline__ bool start_recompute(ScheduleCursor& cursor) const {
@@ -61,12 +61,12 @@ struct ForwardTileScheduler {
     __device__ __forceinline__ bool next_static(ScheduleCursor& cursor, TileAssignment& assignment) const {
         while (cursor.next < cursor.end) {
             assignment.index = cursor.next++;
-            assignment.writers = cursor.exact_maximum ? context.storage.recompute.warps_of(assignment.index) : 0xffffffffu;
-            if (assignment.writers == 0) continue;
             const auto& params = context.params;
             assignment.coordinates =
                 StaticSchedule<kBlockM>{params.schedule, params.q_lengths, params.batch}.tile(assignment.index);
-            if (assignment.coordinates.batch >= 0) return true;
+            if (assignment.coordinates.batch < 0) continue;
+            assignment.writers = cursor.exact_maximum ? context.storage.recompute.warps_of(assignment.index) : 0xffffffffu;
+            if (assignment.writers != 0) return true;
         }
         return false;
     }

@@ -226,8 +226,11 @@ struct Problem {
                    block_mask = c.blocks != Blocks::all || (!c.rare && too_many), lengths_on_device = c.lengths != Lengths::dense;
         const bool causal = c.right < kUnboundedWindow, unequal = lengths_on_device || block_mask;
         const bool paired = causal && !unequal;
-        const ForwardInstance kind = kStatistics ? forward_statistics_instance(unequal, params.entropy.data)
-                                                 : forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
+        ForwardInstance kind = kStatistics ? forward_statistics_instance(unequal, params.entropy.data)
+                                           : forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
+        static int plain_problems = 0;
+        if (kind == ForwardInstance::plain && has_narrow_instance(Kernel::config) && plain_problems++ % 2 == 1)
+            kind = ForwardInstance::narrow;
         const int tile = forward_tile_q(Kernel::config, kind);
         const double head_bytes = paired ? kL2Bytes : 1e3;  // pairs: groups of one head
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), head_bytes, causal && !paired);
