@@ -214,6 +214,9 @@ ONE_PACKED = {name: tensor(2, dtype=abi.INT32) for name in ("cu_seqlens_q", "cu_
         (rows_of(1, 1024, 32, 8), {}, (64, 64, 2)),  # half of the thread blocks would have no key tile
         (rows_of(4, 4096, 16, 16), {}, (2048, 68, 3)),  # 15 for each thread block, and 68
         (rows_of(1, 1024, 32, 8), {"alibi_slopes": tensor(32, dtype=abi.FLOAT32), **CAUSAL}, (64, 64, 4)),
+        (rows_of(4, 2048, 16, 2, 256), CAUSAL, (256, 256, 2)),  # balanced, but 32 query heads at a time do not fit the L2 cache
+        (rows_of(8, 2048, 16, 2), CAUSAL, (256, 256, 2)),
+        (rows_of(4, 2048, 8, 2, 256), CAUSAL, None),  # 16 query heads do
         (rows_of(1, 1024, 8, 8), {"alibi_slopes": tensor(8, dtype=abi.FLOAT32)}, None),  # only whole query heads
         (rows_of(1, 1024, 8, 8), {}, (64, 64, 2)),
         (rows_of(1, 2048, 32, 8), {}, None),  # one key tile for each thread block

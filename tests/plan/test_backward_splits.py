@@ -5,6 +5,7 @@ have finished one. Times are in query tiles.
 from __future__ import annotations
 
 import ctypes as c
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,8 @@ extern "C" void times(int64_t rows, int64_t keys, int64_t left, int64_t right, i
 extern "C" int64_t rest(int64_t tiles, int64_t blocks, int64_t longest, int64_t most) {
     return split_rest({{longest}, tiles, 1, false}, blocks, most).splits;
 }
-extern "C" int64_t all(const int64_t* of_head, int64_t tiles_of_head, int64_t heads, int64_t group, int whole_heads, int64_t blocks,
-                       int64_t most, int contention) {
+extern "C" int64_t all(const int64_t* of_head, int64_t tiles_of_head, int64_t heads, int64_t group, int whole_heads,
+                       int64_t blocks, int64_t most, int contention) {
     const KeyTileTimes times{{of_head, of_head + tiles_of_head}, tiles_of_head * heads, group, whole_heads != 0};
     return split_all(times, blocks, most, contention != 0).splits;
 }
@@ -53,7 +54,14 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
 
 
 def splits_of_all(
-    lib: c.CDLL, tiles: list[int], heads: int, group: int, *, whole_heads: bool = False, blocks: int = 132, contention: bool = False
+    lib: c.CDLL,
+    tiles: list[int],
+    heads: int,
+    group: int,
+    *,
+    whole_heads: bool = False,
+    blocks: int = 132,
+    contention: bool = False,
 ) -> int:
     """The rule's splits; `tiles`: the times of the key tiles of a head, for one query head."""
     most = min(MOST, max(tiles) * group // 4, group if whole_heads else MOST)
@@ -65,7 +73,7 @@ def shares(time: int, group: int, splits: int, whole_heads: bool) -> list[float]
     if not whole_heads:
         return [time * group / splits] * splits
     ends = [group * i // splits for i in range(splits + 1)]
-    return [time * float(end - begin) for begin, end in zip(ends, ends[1:], strict=False)]
+    return [time * float(end - begin) for begin, end in itertools.pairwise(ends)]
 
 
 def split_time(work: list[list[float]], first: int, blocks: int) -> float:

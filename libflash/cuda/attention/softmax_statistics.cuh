@@ -29,12 +29,14 @@ struct SoftmaxStatisticsUnit {
     static constexpr int kLoads = (kHeadDim + kLanes * kValues - 1) / (kLanes * kValues);  // of a lane, 16 bytes of a row each
     static constexpr int kRowsAtOnce = kThreads / kLanes, kRounds = kUnitRows / kRowsAtOnce;
     // Rows of a thread whose loads are in flight together.
-    static constexpr int kTogether = kHeadDim > 256 ? 1 : (8 / kLoads < kRounds ? 8 / kLoads : kRounds);
+    static constexpr int kMostTogether = kHeadDim > 256 ? 1 : 4 / kLoads;
+    static constexpr int kTogether = kMostTogether < kRounds ? kMostTogether : kRounds;
     static_assert(kRounds % kTogether == 0, "the last rows of a unit");
 
     const BackwardParams& params;
     TileCoordinates work;
     SequenceRows rows;
+    int limit;  // rows of the sequence that this thread block reads end here
 
     template <class Element>
     __device__ __forceinline__ Element* row_start(const RowsParams& tensor, int row) const {
@@ -53,7 +55,7 @@ struct SoftmaxStatisticsUnit {
 #pragma unroll
             for (int n = 0; n < kLoads; ++n) {
                 const int c = (n * kLanes + lane) * kValues;
-                const bool exists = row < rows.length && c < params.head_dim_v;
+                const bool exists = row < limit && c < params.head_dim_v;
                 x[a][n] = exists ? *reinterpret_cast<const uint4*>(dout + c) : make_uint4(0, 0, 0, 0);
                 y[a][n] = exists ? *reinterpret_cast<const uint4*>(out + c) : make_uint4(0, 0, 0, 0);
             }
@@ -71,7 +73,7 @@ struct SoftmaxStatisticsUnit {
 #pragma unroll 1
         for (int a = 0; a < kTogether; ++a) {
             const int row = first_row + a * kRowsAtOnce;
-            if (row >= rows.length) return;
+            if (row >= limit) return;
             const T *dout = row_start<const T>(params.dout, row), *out = row_start<const T>(params.out, row);
             float sum = 0.0f;
             for (int c = lane; c < params.head_dim_v; c += kLanes) sum = fmaf(to_float(dout[c]), to_float(out[c]), sum);
@@ -90,7 +92,7 @@ struct SoftmaxStatisticsUnit {
         float lse, dlse;
     };
     __device__ __forceinline__ Numbers numbers_of(int row) const {
-        if (row >= rows.length) return {-INFINITY, 0.0f};
+        if (row >= limit) return {-INFINITY, 0.0f};
         return {number(params.lse, row), params.dlse.data ? number(params.dlse, row) : 0.0f};
     }
     __device__ static __forceinline__ SoftmaxStatistics statistics_of(const Numbers& of_row, float dot) {
@@ -99,15 +101,18 @@ struct SoftmaxStatisticsUnit {
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {
-        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        const int parts = params.unit_parts, part = static_cast<int>(blockIdx.x) % parts;
+        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch,
+                                           static_cast<int>(blockIdx.x) / parts);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
-        const int lane = threadIdx.x % kLanes;
+        const int lane = threadIdx.x % kLanes, begin = kUnitRows / parts * part, end = begin + kUnitRows / parts;
+        limit = min(rows.length, work.tile * kUnitRows + end);
         SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
 #pragma unroll 1
-        for (int i = threadIdx.x / kLanes; i < kUnitRows; i += kTogether * kRowsAtOnce) {
+        for (int i = begin + static_cast<int>(threadIdx.x) / kLanes; i < end; i += kTogether * kRowsAtOnce) {
             float dots[kTogether] = {};
             Numbers numbers[kTogether];  // loaded before anything is stored: the compiler moves no load before a store
 #pragma unroll
@@ -123,10 +128,11 @@ struct SoftmaxStatisticsUnit {
             }
 #pragma unroll
             for (int a = 0; a < kTogether; ++a)
-                if (lane == 0) statistics[i + a * kRowsAtOnce] = statistics_of(numbers[a], dots[a]);
+                if (lane == 0 && i + a * kRowsAtOnce < end) statistics[i + a * kRowsAtOnce] = statistics_of(numbers[a], dots[a]);
         }
         if (params.dq_accumulator)
-            clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit), sums_per_unit / 4);
+            clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit + part * (sums_per_unit / parts)),
+                  sums_per_unit / parts / 4);
     }
 
     __device__ static __forceinline__ void clear(float4* sums, int count) {

@@ -125,6 +125,15 @@ inline BackwardSplits split_all(const KeyTileTimes& times, int64_t blocks, int64
     return best;
 }
 
+// Whether the query heads whose key tiles are computed at the same time read and add to far more than the L2 cache holds. Under a
+// causal mask the key tiles of a key head take different times for a query head, so soon each of them has another query head.
+inline bool exceeds_cache(const AttentionProblem& problem, const BackwardPlan& plan, int64_t blocks) {
+    const int64_t all_heads = problem.heads_k * (problem.k_rows.packed() ? 1 : problem.batch);
+    const int64_t at_once = std::min(all_heads, ceil_div(blocks * all_heads, plan.key_tiles)) * problem.group_size();
+    const int64_t row_bytes = element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v) + 4 * problem.head_dim;
+    return static_cast<double>(at_once * problem.q_rows.max_length * row_bytes) > 5 * kL2Bytes;
+}
+
 // The splits of a plan whose launches are known. whole_heads: splits divide the query heads.
 inline BackwardSplits backward_splits(const AttentionProblem& problem, const BackwardPlan& plan, int64_t blocks,
                                       bool whole_heads) {
@@ -140,6 +149,9 @@ inline BackwardSplits backward_splits(const AttentionProblem& problem, const Bac
     // Of packed sequences the host does not know which key tiles are in the last wave.
     if (equal && problem.k_rows.packed() && tiles > blocks) return {};
     BackwardSplits splits = equal ? split_rest(times, blocks, most) : split_all(times, blocks, most, plan.tile_k == 64);
+    // Two splits of each key tile halve the number of key heads at a time (balance_key_tiles()). With eight query heads or more
+    // for each key head, the sums of the splits have at most half of the bytes of the dQ accumulator.
+    if (!equal && splits.splits == 1 && group >= 8 && exceeds_cache(problem, plan, blocks)) splits = {0, 2};
     if (splits.splits == 1) return {};
     splits.counters = (tiles - splits.first) * split_counters(plan.tile_k);
     return splits;

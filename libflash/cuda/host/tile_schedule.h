@@ -72,11 +72,11 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
 }
 
 // Changes the groups of a schedule of key tiles under a causal mask, where groups that suit the L2 cache alone would leave thread
-// blocks idle at the end. `blocks` thread blocks run at the same time.
-inline void balance_key_tiles(ScheduleParams& schedule, const AttentionProblem& problem, int64_t blocks) {
+// blocks idle at the end. `blocks` thread blocks run at the same time. splits: work tiles of each key tile.
+inline void balance_key_tiles(ScheduleParams& schedule, const AttentionProblem& problem, int64_t blocks, int64_t splits = 1) {
     const MaskRule& mask = problem.mask_rule;
     if (mask.right == MaskRule::kUnbounded || mask.left < MaskRule::kUnbounded || problem.k_rows.packed()) return;
-    const int64_t group = group_for_balance(schedule.heads, schedule.tiles, blocks);
+    const int64_t group = group_for_balance(schedule.heads, schedule.tiles * splits, blocks);
     if (group > 0) set_group(schedule, group);
 }
 

@@ -31,7 +31,7 @@ struct BackwardEpilogue {
     __device__ __forceinline__ Rows rows_through_v(int first_key) const {
         return {context.tile(), first_key, context.key_stage() * BackwardSharedTiles<Traits>::kKeyStageBytes + KvTile::kBytes};
     }
-    // The same, written through the stages of dS, which must be empty. Then K and V of the next work tile can be loaded meanwhile.
+    // The same, written through the stages of dS, which must be empty. K and V of the next work tile can be loaded meanwhile.
     __device__ __forceinline__ Rows rows_through_scores(int first_key) const {
         static_assert(Traits::kScoreStages * Traits::ScoreTile::kBytes >= KvTile::kBytes, "dS has enough memory");
         return {context.tile(), first_key, BackwardSharedTiles<Traits>::kScoresAt};

@@ -15,9 +15,18 @@ namespace {
 // deterministic=True: backward_fixed_order.cuh.
 void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem) {
     plan.fixed_order = true;
-    plan.dq_counters = backward_launch(kernel, plan, BackwardStep::dq_counters, plan.statistics.blocks);
+    plan.dq_counters = backward_launch(kernel, plan, BackwardStep::dq_counters, blocks_of(plan.query_schedule));
     plan.key_schedule.reversed = true;
     plan.workspace.add("dq_counters", workspace_rows(plan.units, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
+}
+
+// With few units, several thread blocks share each of them in the first and in the last step.
+void divide_units(BackwardPlan& plan, int64_t multiprocessors) {
+    constexpr int kParts = 4, kUnitsOfMultiprocessor = 8;
+    if (plan.statistics.blocks > kUnitsOfMultiprocessor * multiprocessors) return;
+    plan.unit_parts = kParts;
+    plan.statistics.blocks *= kParts;
+    plan.dq_conversion.blocks *= std::min(kParts, kUnitRows / plan.tile_q);
 }
 
 void split_key_tiles(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem, int64_t blocks) {
@@ -26,6 +35,7 @@ void split_key_tiles(BackwardPlan& plan, const Kernel& kernel, const AttentionPr
     // Instances that support block masks divide query heads.
     plan.split_tiles = backward_splits(problem, plan, blocks, knows_block_mask(kind));
     if (plan.split_tiles.splits == 1) return;
+    if (plan.split_tiles.first == 0) balance_key_tiles(plan.key_schedule, problem, blocks, plan.split_tiles.splits);
     plan.dk_dv.blocks = std::min(plan.work_tiles(), blocks);
     const auto sums = static_cast<size_t>((plan.key_tiles - plan.split_tiles.first) * plan.split_tiles.splits);
     plan.workspace.add("split_counters", static_cast<size_t>(plan.split_tiles.counters) * sizeof(int32_t));
@@ -42,6 +52,7 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
     plan.dk_dv.blocks = std::min<int64_t>(plan.dk_dv.blocks, device.multiprocessors);
     balance_key_tiles(plan.key_schedule, problem, device.multiprocessors);
     if (plan.statistics.blocks == 0) return plan;  // no queries: nothing to add, and no kernel that sets the counter to 0
+    divide_units(plan, device.multiprocessors);
     plan.dynamic = true;
     plan.workspace.add("next_work_tile", sizeof(int32_t));
     split_key_tiles(plan, kernel, problem, device.multiprocessors);
