@@ -24,8 +24,9 @@ SMALL = {
     "FP16_SEQLEN": 64,
     "BLOCKS_SEQLEN": 512,
     "OPTIONS_SEQLEN": 64,
-    "SINGLE_HEAD_DIMS": (64, 128),  # with eight heads or more
-    "SINGLE_SEQLENS": (32, 64),
+    "SHARED_HEAD_DIMS": (64, 128),  # with eight heads or more
+    "SHARED_SHAPES": ((1, 32), (1, 64), (2, 48)),
+    "FEW_SHAPES": ((2, 16), (1, 16), (1, 32)),
 }
 
 
@@ -42,8 +43,8 @@ def shapes(benchmark: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> type
 
 
 def test_every_cell_is_there_once(benchmark: types.ModuleType, shapes: types.ModuleType) -> None:
-    counts = {"packed": 8, "heads": 8, "product": 12, "fp16": 4, "blocks": 5, "options": 15, "single": 8}
-    quick = {"packed": 2, "heads": 2, "product": 4, "fp16": 2, "blocks": 1, "options": 5, "single": 2}
+    counts = {"packed": 8, "heads": 8, "product": 12, "fp16": 4, "blocks": 5, "options": 15, "shared": 12, "few": 36}
+    quick = {"packed": 2, "heads": 2, "product": 4, "fp16": 2, "blocks": 1, "options": 5, "shared": 2, "few": 4}
     for section in benchmark.SECTIONS:
         names = [contest.name for contest in shapes.contests(section, quick=False)]
         assert len(set(names)) == len(names) == counts[section]
@@ -108,16 +109,16 @@ def run_program(
 def test_the_program_on_the_cpu(run_program: Callable[..., dict], capsys: pytest.CaptureFixture[str]) -> None:
     data = run_program()
     assert data["setting"] == {"rounds": 5}
-    assert len(data["cells"]) == 60
+    assert len(data["cells"]) == 100
     assert list(data["summary"]) == [
         *("packed", "heads", "product d=128", "product d=256", "fp16", "fp16 product", "blocks"),
-        *("softcap", "alibi", "bias", "mask", "dropout", "single"),
+        *("softcap", "alibi", "bias", "mask", "dropout", "shared", "few forward", "few backward"),
     ]
     assert data["summary"]["heads"] == {"geometric_mean": 0.5, "smallest": 0.5, "largest": 0.5}
     assert all(set(cell) == {"section", "name", "ms", "tflops", "ratio", "spread"} for cell in data["cells"])
     printed = capsys.readouterr().out
     assert "heads: 0.500 to 0.500" in printed
-    assert len(printed.splitlines()) == 2 + 60 + 13
+    assert len(printed.splitlines()) == 2 + 100 + 15
 
 
 def test_some_sections_of_the_quick_set(run_program: Callable[..., dict]) -> None:
@@ -127,21 +128,25 @@ def test_some_sections_of_the_quick_set(run_program: Callable[..., dict]) -> Non
 
 def test_the_tables_have_a_line_for_each_figure(run_program: Callable[..., dict], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER.parent / "evidence")
-    assert list(importlib.import_module("tables").SHAPES) == [*run_program("--quick")["summary"], "single fa3"]
+    figures = [name for name in importlib.import_module("tables").SHAPES if not name.endswith(" fa3")]
+    assert figures == list(run_program("--quick")["summary"])
 
 
-@pytest.mark.parametrize("section", ["packed", "heads", "blocks", "options", "single"])
+@pytest.mark.parametrize("section", ["packed", "heads", "blocks", "options", "shared", "few"])
 def test_a_wrong_result_is_not_timed(shapes: types.ModuleType, monkeypatch: pytest.MonkeyPatch, section: str) -> None:
-    name = "backward_libflash" if section == "single" else "forward_libflash"
-    right = getattr(shapes, name)
+    def wrong(right: Callable) -> Callable:
+        def made(p: object, kernel: str | None, backend: str | None = None, **more: object) -> Callable:
+            call = right(p, kernel, backend, **more)
+            return call if backend else lambda: tuple(x * 1.1 for x in call())
 
-    def wrong(p: object, kernel: str | None, backend: str | None = None, **more: object) -> Callable:
-        call = right(p, kernel, backend, **more)
-        return call if backend else lambda: tuple(x * 1.1 for x in call())
+        return made
 
     for contest in shapes.contests(section, quick=True):
         contest.check()
-    monkeypatch.setattr(shapes, name, wrong)
+    for name in ("forward_libflash", "backward_libflash"):
+        monkeypatch.setattr(shapes, name, wrong(getattr(shapes, name)))
+    for direction, (ours, *peers) in shapes.CONTENDERS.items():
+        monkeypatch.setitem(shapes.CONTENDERS, direction, (wrong(ours), *peers))
     for contest in shapes.contests(section, quick=True):
         with pytest.raises(SystemExit, match="a row differs"):
             contest.check()

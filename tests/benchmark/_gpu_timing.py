@@ -38,8 +38,9 @@ def graph(call: Call, replay_ms: float = REPLAY_MS) -> tuple[torch.cuda.CUDAGrap
 def medians(calls: dict[str, Call], rounds: int, replay_ms: float = REPLAY_MS) -> tuple[dict[str, float], float]:
     """Median milliseconds per call, and the largest relative spread.
 
-    Each round has all contenders in a random order. A card's clocks follow its power, and a contender begins at the clocks that the
-    one before it has left, which changes times by up to 10 %. So each replays its graph three times, and only the last one counts.
+    Each round has all contenders in a random order. A card's clocks follow its power, and a contender begins at the clocks that
+    the one before it has left, which changes times by up to 10 %. So each replays its graph three times; only the last time
+    counts.
     """
     graphs = {name: graph(call, replay_ms) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}

@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterator
 
 import torch
 from _block_masks import block_mask, compare
-from _cells import GPU_TOKENS, GPU_WIDTH, Cell
+from _cells import GPU_TOKENS, GPU_WIDTH, PASSES, Cell
 from _gpu_contenders import (
     FA3,
     FAMILY,
     HELD,
     OURS,
+    SDPA,
     Problem,
     backward_fa3,
     backward_libflash,
+    backward_sdpa,
     flash_attention_3,
+    forward_fa3,
     forward_libflash,
+    forward_sdpa,
     problem,
 )
 from _report import mask_name
@@ -37,7 +41,13 @@ FP16_SEQLEN = 8192
 DENSITY, BLOCKS_HEAD_DIMS, BLOCKS_SEQLEN = 0.5, (64, 96, 128, 192, 256), 4096
 OPTIONS = ("softcap", "alibi", "bias", "mask", "dropout")
 OPTIONS_HEAD_DIMS, OPTIONS_SEQLEN = (64, 128, 256), 2048
-SINGLE_HEAD_DIMS, SINGLE_SEQLENS = (64, 128, 256), (1024, 4096)
+SHARED_HEAD_DIMS, SHARED_SHAPES = (64, 128, 256), ((1, 1024), (1, 4096), (8, 2048))  # sequences, rows of each
+FEW_HEAD_DIMS, FEW_SHAPES = (64, 128, 256), ((4, 512), (1, 512), (1, 1024))
+
+CONTENDERS = {
+    "forward": (forward_libflash, forward_sdpa, forward_fa3),
+    "backward": (backward_libflash, backward_sdpa, backward_fa3),
+}
 
 Call = Callable[[], object]
 
@@ -187,17 +197,30 @@ def arguments(option: str, p: Problem) -> dict[str, object]:
     return {"dropout_p": 0.1, "seed": 1}
 
 
-def single(head_dim: int, seqlen: int, causal: bool) -> Contest:
-    p = grouped(problem(dataclasses.replace(cell(head_dim, seqlen, causal, batch=1), direction="backward")))
+def shared(head_dim: int, shape: tuple[int, int], causal: bool) -> Contest:
+    batch, seqlen = shape
+    p = grouped(problem(dataclasses.replace(cell(head_dim, seqlen, causal, batch=batch), direction="backward")))
     many = problem(dataclasses.replace(cell(head_dim, DENSE_SEQLEN, causal), direction="backward"))
-    calls = {"single": backward_libflash(p, None), "many": backward_libflash(many, None)}
-    gflop = {name: backward_gflop(of.cell) for name, of in (("single", p), ("many", many))}
-    ratios = {"single": ("many", "single")}
+    calls = {"shared": backward_libflash(p, None), "many": backward_libflash(many, None)}
+    gflop = {name: backward_gflop(of.cell) for name, of in (("shared", p), ("many", many))}
+    ratios = {"shared": ("many", "shared")}
     if flash_attention_3():
-        calls[FA3], ratios["single fa3"], gflop[FA3] = backward_fa3(p), (FA3, "single"), gflop["single"]
-    name = f"{name_of(p.cell)} heads {p.q.shape[2]}/{p.k.shape[2]}"
-    check = functools.partial(compare_calls, p.cell, {OURS: calls["single"], HELD: backward_libflash(p, None, FAMILY)})
+        calls[FA3], ratios["shared fa3"], gflop[FA3] = backward_fa3(p), (FA3, "shared"), gflop["shared"]
+    name = f"{batch} x {name_of(p.cell)} heads {p.q.shape[2]}/{p.k.shape[2]}"
+    check = functools.partial(compare_calls, p.cell, {OURS: calls["shared"], HELD: backward_libflash(p, None, FAMILY)})
     return Contest(name, calls, ratios, gflop, check)
+
+
+def few(direction: str, head_dim: int, shape: tuple[int, int], causal: bool) -> Contest:
+    batch, seqlen = shape
+    p = problem(dataclasses.replace(cell(head_dim, seqlen, causal, batch=batch), direction=direction))
+    ours, sdpa, fa3 = CONTENDERS[direction]
+    figure = f"few {direction}"
+    calls, ratios = {OURS: ours(p, None), "cudnn": sdpa(p, SDPA["cudnn"])}, {figure: ("cudnn", OURS)}
+    if flash_attention_3():
+        calls[FA3], ratios[f"{figure} fa3"] = fa3(p), (FA3, OURS)
+    check = functools.partial(compare_calls, p.cell, {OURS: calls[OURS], HELD: ours(p, None, FAMILY)})
+    return Contest(f"{direction} {batch} x {name_of(p.cell)} heads {p.cell.heads}", calls, ratios, check=check)
 
 
 def backward_gflop(c: Cell) -> float:
@@ -212,24 +235,26 @@ SECTIONS = {
     "fp16": fp16,
     "blocks": blocks,
     "options": options,
-    "single": single,
+    "shared": shared,
+    "few": few,
 }
 
 
 def axes(quick: bool) -> dict[str, tuple[tuple, ...]]:
     """The arguments of a section's function: all combinations."""
 
-    def few(values: tuple) -> tuple:
+    def some(values: tuple) -> tuple:
         return values[-1:] if quick else values
 
     return {
-        "packed": (few(HEAD_DIMS), MASKS, few(SEEDS)),
-        "heads": (few(HEAD_DIMS), few(HEADS_SEQLENS), MASKS),
-        "product": (PRODUCT_HEAD_DIMS, few(PRODUCT_SEQLENS), MASKS),
-        "fp16": (few(HEAD_DIMS), MASKS),
-        "blocks": (few(BLOCKS_HEAD_DIMS),),
-        "options": (OPTIONS, few(OPTIONS_HEAD_DIMS)),
-        "single": (few(SINGLE_HEAD_DIMS), few(SINGLE_SEQLENS), MASKS),
+        "packed": (some(HEAD_DIMS), MASKS, some(SEEDS)),
+        "heads": (some(HEAD_DIMS), some(HEADS_SEQLENS), MASKS),
+        "product": (PRODUCT_HEAD_DIMS, some(PRODUCT_SEQLENS), MASKS),
+        "fp16": (some(HEAD_DIMS), MASKS),
+        "blocks": (some(BLOCKS_HEAD_DIMS),),
+        "options": (OPTIONS, some(OPTIONS_HEAD_DIMS)),
+        "shared": (some(SHARED_HEAD_DIMS), some(SHARED_SHAPES), MASKS),
+        "few": (PASSES, some(FEW_HEAD_DIMS), some(FEW_SHAPES), MASKS),
     }
 
 

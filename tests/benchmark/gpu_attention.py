@@ -2,9 +2,9 @@
 attention, in one process, by device time. FlashAttention-3 takes part where its module flash_attn_interface can be imported.
 
 Work as in the papers: batch * seqlen = 16384, heads * head_dim = 2048, random-normal values. Calls are replayed from CUDA graphs
-of some 30 ms, which exclude host time; each round has all contenders in a random order, and medians over the rounds are compared.
-They get the same tensors, (batch, seqlen, heads, head_dim); before a cell is timed, their results are compared row by row. Backward is
-the gradient of q, k and v alone, from a forward that is not timed.
+of some 30 ms, which exclude host time; each round has all contenders in a random order, and medians over the rounds are
+compared. They get the same tensors, (batch, seqlen, heads, head_dim); before a cell is timed, their results are compared row by
+row. Backward is the gradient of q, k and v alone, from a forward that is not timed.
 
     python tests/benchmark/gpu_attention.py --json gpu.json            the whole table, about two minutes
     python tests/benchmark/gpu_attention.py --quick --dtype fp16       sixteen cells

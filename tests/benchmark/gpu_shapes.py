@@ -8,14 +8,15 @@ product   TFLOP/s over those of the product of two 8192 x 8192 matrices
 fp16      time of bf16 over that of fp16, also of the product
 blocks    half of the 128 x 128 blocks masked at random, as lists: time over that of the dense call
 options   softcap, ALiBi (causal), bias, mask, dropout: time of the sm80 kernels over that of libflash's choice
-single    backward of one sequence, eight query heads per key head: TFLOP/s over those of 16384 tokens with as many key heads as
-          query heads; and, where it is installed, the time of FlashAttention-3 over libflash's
+shared    backward of one sequence and of eight, eight query heads per key head: TFLOP/s over those of 16384 tokens with as many
+          key heads as query heads; and, where it is installed, the time of FlashAttention-3 over libflash's
+few       512 to 2048 rows, forward and backward: time of cuDNN over libflash's; and, where it is installed, of FlashAttention-3
 
-    python tests/benchmark/gpu_shapes.py --json shapes.json         everything, less than half a minute
+    python tests/benchmark/gpu_shapes.py --json shapes.json         everything, about a minute
     python tests/benchmark/gpu_shapes.py --quick                    some cells of each
     python tests/benchmark/gpu_shapes.py --only packed blocks
 
-Forward and bf16 unless stated; heads * head_dim = 2048, batch * seqlen = 16384 but in packed and single calls, random-normal
+Forward and bf16 unless stated; heads * head_dim = 2048, batch * seqlen = 16384 unless stated, random-normal
 values. Calls are replayed from CUDA graphs; medians; `spread` is the largest (slowest - fastest) / median among a cell's calls.
 Results that no other program compares are compared before they are timed.
 """

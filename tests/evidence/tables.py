@@ -50,8 +50,12 @@ SHAPES = {  # figures of tests/benchmark/gpu_shapes.py
     "bias": "bias: the same",
     "mask": "mask: the same",
     "dropout": "dropout: the same",
-    "single": "backward of one sequence, eight query heads a key head: TFLOP/s over those of 16384 tokens, a key head each",
-    "single fa3": "the same: time of FlashAttention-3 over libflash's",
+    "shared": "backward of 1024 to 16384 rows, eight query heads a key head: TFLOP/s over those of 16384 rows, a key head each",
+    "shared fa3": "the same: time of FlashAttention-3 over libflash's",
+    "few forward": "forward of 512 to 2048 rows: time of cuDNN over libflash's",
+    "few forward fa3": "the same: time of FlashAttention-3 over libflash's",
+    "few backward": "backward of 512 to 2048 rows: time of cuDNN over libflash's",
+    "few backward fa3": "the same: time of FlashAttention-3 over libflash's",
 }
 
 
@@ -272,7 +276,7 @@ def shapes_table(data: dict) -> str:
     if not cells:
         return ""
     lines = [
-        f"Forward on {data['gpu']}, what the tables above do not show: ratios of two calls in turn, bf16 unless stated, "
+        f"Forward on {data['gpu']}, what the tables above do not show: ratios of two calls of one run, bf16 unless stated, "
         "over cells of several head dims, lengths and masks (`tests/benchmark/gpu_shapes.py`). Device time, medians of "
         f"{data['shapes']['setting']['rounds']} rounds, {data['stages']['shapes']['date']}.",
         "",

@@ -31,8 +31,9 @@ def program(name: str) -> types.ModuleType:
 
 def cells_on_the_cpu(monkeypatch: pytest.MonkeyPatch, module: str, sizes: dict[str, object]) -> types.ModuleType:
     """The module of cells, with these sizes and the CPU in place of a GPU."""
-    cells = sys.modules[module]
-    monkeypatch.setattr(sys.modules["_gpu_contenders"], "DEVICE", "cpu")
+    cells, contenders = sys.modules[module], sys.modules["_gpu_contenders"]
+    monkeypatch.setattr(contenders, "DEVICE", "cpu")
+    monkeypatch.setitem(contenders.SDPA, "cudnn", contenders.SDPBackend.MATH)
     monkeypatch.setattr(cells, "FAMILY", "cpu")
     for name, value in sizes.items():
         monkeypatch.setattr(cells, name, value)
