@@ -47,9 +47,9 @@ from limited import Done, run_limited
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
-LIMITS = {"tests": 520, "accuracy": 300, "repeats": 400, "sanitizer": 450, "benchmark": 260, "decode": 60, "shapes": 50}
+LIMITS = {"tests": 520, "accuracy": 300, "repeats": 400, "sanitizer": 450, "benchmark": 320, "decode": 90, "shapes": 120}
 LIMITS |= {"context": 500, "context_all": 420}
-QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 75, "decode": 30, "shapes": 25}
+QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 90, "decode": 40, "shapes": 50}
 QUICK_LIMITS |= {"context": 150, "context_all": 100}
 CHECKS = (("tests",), ("sanitizer",), ("repeats",))  # lanes
 TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
