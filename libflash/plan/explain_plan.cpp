@@ -47,10 +47,12 @@ std::string divided(const cuda::BackwardParts& parts) {
 }
 
 std::string order_of(const cuda::ScheduleParams& schedule) {
-    if (schedule.reversed || (schedule.paired && schedule.fixed.tail_head == 0)) return ", longest tiles first";
+    const bool no_pairs = schedule.fixed.pairs == 0 && schedule.fixed.tail_tiles > 0;
+    if (schedule.reversed || (schedule.paired && no_pairs)) return ", longest tiles first";
     if (!schedule.paired) return "";
-    const int tail = schedule.heads - schedule.fixed.tail_head;
-    return text_of(", long tiles paired with short ones", tail > 0 ? text_of(", but not in the last ", tail, " heads") : "");
+    const int all = schedule.heads, tail = schedule.fixed.tail_tiles > 0 ? all - schedule.fixed.tail_head : 0;
+    const std::string except = tail > 0 ? text_of(", but not in the last ", tail, " of ", all, " heads") : "";
+    return ", long tiles paired with short ones" + except;
 }
 
 void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 Call = Callable[[], object]
-REPLAY_MS, MOST_CALLS, SETTLING_REPLAYS = 30.0, 400, 2
+REPLAY_MS, MOST_CALLS, SETTLING = 30.0, 400, 2
 
 
 def elapsed_ms(work: Call) -> float:
@@ -39,16 +40,20 @@ def medians(calls: dict[str, Call], rounds: int, replay_ms: float = REPLAY_MS) -
     """Median milliseconds per call, and the largest relative spread.
 
     Each round has all contenders in a random order. A card's clocks follow its power, and a contender begins at the clocks that
-    the one before it has left, which changes times by up to 10 %. So each replays its graph three times; only the last time
-    counts.
+    the one before it has left, which changes times by up to 10 %. So a contender runs for SETTLING times `replay_ms` before a
+    replay is timed.
     """
     graphs = {name: graph(call, replay_ms) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
+    settling = {}
+    for name, (captured, _) in graphs.items():
+        captured.replay()
+        settling[name] = math.ceil(SETTLING * replay_ms / elapsed_ms(captured.replay))
     order = random.Random(1)
     for _ in range(rounds):
         for name in order.sample(list(graphs), len(graphs)):
             captured, count = graphs[name]
-            for _ in range(SETTLING_REPLAYS):
+            for _ in range(settling[name]):
                 captured.replay()
             times[name].append(elapsed_ms(captured.replay) / count)
     ms = {name: statistics.median(values) for name, values in times.items()}

@@ -12,7 +12,7 @@ from described_plans import BLOCKS, SLOPES, USED, Case, attention, check_instanc
 
 RARE = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"flags": abi.SCALE, "softmax_scale": -1.0})
 SM90 = {  # head dims: tiles of the plain instance, with a block mask, with the rare options
-    (64, 64): ("192x128", "128x128", "128x128"),
+    (64, 64): ("128x128", "128x128", "128x128"),  # so few rows have the narrow instance
     (96, 96): ("192x96", "128x128", "128x64"),
     (128, 128): ("128x128", "128x128", "128x64"),
     (192, 128): ("128x128", "128x128", "128x64"),
@@ -25,10 +25,11 @@ def forward_sm90() -> list[Case]:
     cases = []
     for (dim, dim_v), (plain, blocks, general) in SM90.items():
         name = f"forward_sm90_bf16_d{dim}" + (f"x{dim_v}" if dim != dim_v else "")
-        variable = plain if dim == 64 else blocks
+        variable = "192x128" if dim == 64 else blocks
         instance = "variable lengths" if dim == 64 else "block mask"
+        narrow = "plain, narrow" if dim == 64 else "plain"
         cases += [
-            attention("H200", dim, kernel(name, "plain", plain, schedule="static"), head_dim_v=dim_v),
+            attention("H200", dim, kernel(name, narrow, plain, schedule="static"), head_dim_v=dim_v),
             attention("H200", dim, kernel(name, "block mask", blocks, schedule="dynamic"), head_dim_v=dim_v, block_mask=BLOCKS),
             attention("H200", dim, kernel(name, instance, variable, schedule="dynamic"), head_dim_v=dim_v, seqused_k=USED),
             *(attention("H200", dim, kernel(name, "general", general), head_dim_v=dim_v, **rare) for rare in RARE),
@@ -67,6 +68,37 @@ def forward_sm80() -> list[Case]:
 @instance_cases([*forward_sm90(), *forward_sm80()])
 def test_the_instance_that_runs(lib: c.CDLL, case: Case) -> None:
     check_instance(lib, case)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "rows", "heads", "options", "narrow"),
+    [
+        (1, 2048, 8, {}, True),  # 88 tiles of 192 rows, 128 of 128
+        (4, 1024, 12, {}, True),  # three rounds of tiles in both
+        (8, 128, 40, {"flags": abi.CAUSAL}, True),  # a third of a tile of 192 rows is empty
+        (16, 1024, 32, {}, False),  # 24 rounds of 192 rows, 32 of 128
+        (4, 512, 32, {"flags": abi.CAUSAL}, False),
+        (1, 2048, 8, {"flags": abi.WINDOW, "window_left": 256, "window_right": 0}, True),
+        (1, 2048, 8, {"softcap": 30.0}, None),
+    ],
+)
+def test_narrow_tiles(lib: c.CDLL, sequences: int, rows: int, heads: int, options: dict[str, Any], narrow: bool | None) -> None:
+    plan = plan_lines(lib, "H200", "forward", (tensor(sequences, rows, heads, 64),) * 3, **options)
+    assert plan["instance"] == ["general" if narrow is None else "plain, narrow" if narrow else "plain"]
+    assert plan["tile"] == ["192 queries x 128 keys" if narrow is False else "128 queries x 128 keys"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "schedule"),
+    [
+        (1024, 16, "longest tiles first"),
+        (16384, 16, "long tiles paired with short ones, but not in the last 4 of 16 heads"),
+        (4096, 33, "long tiles paired with short ones"),  # four pairs for each thread block
+    ],
+)
+def test_causal_schedules(lib: c.CDLL, rows: int, heads: int, schedule: str) -> None:
+    plan = plan_lines(lib, "H200", "forward", (tensor(1, rows, heads, 128),) * 3, flags=abi.CAUSAL)
+    assert plan["schedule"] == [f"static, 1 heads at a time, {schedule}"]
 
 
 def test_launches_of_forward(lib: c.CDLL) -> None:
@@ -132,7 +164,8 @@ def test_long_sums_on_sm90(lib: c.CDLL, head_dim: int, keys: int, dtype: int) ->
     order = 2816  # 16 bytes and 20 for each of 128 tiles, in whole 256 bytes
     assert plan["workspace"] == [f"{16 * 8 * 128 * (head_dim + 32) * 4 + order} bytes"]  # fewer work tiles than multiprocessors
     plan = plan_lines(lib, "H200", "forward", long_rows(keys - 1, head_dim, dtype))
-    assert (plan["instance"], plan["workspace"]) == (["plain"], ["0 bytes"])
+    assert plan["instance"][0].startswith("plain")
+    assert plan["workspace"] == ["0 bytes"]
 
 
 @pytest.mark.parametrize("device", ["H200", "A100"])

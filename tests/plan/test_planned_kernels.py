@@ -43,6 +43,8 @@ def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
         lines = lines_of(explain(lib, operation, (q, q, v), kernel=name.encode(), **wanted))
         assert lines["kernel"] == [f"{name}, backend {backend}"]
         if operation != "decode":  # 400 rows of a key head: larger tiles
+            if lines["instance"] == ["plain, narrow"]:  # with so few rows
+                tile = "128x128"
             sides = "{} rows x {} of the other side" if operation == "backward_tangent" else "{} queries x {} keys"
             assert lines["tile"][0] == sides.format(*tile.split("x"))
     assert planned == len(KERNELS) - 3

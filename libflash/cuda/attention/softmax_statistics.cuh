@@ -91,8 +91,9 @@ struct SoftmaxStatisticsUnit {
     struct Numbers {
         float lse, dlse;
     };
-    __device__ __forceinline__ Numbers numbers_of(int row) const {
-        if (row >= limit) return {-INFINITY, 0.0f};
+    // Rows from `end` on have none.
+    __device__ __forceinline__ Numbers numbers_of(int row, int end) const {
+        if (row >= end) return {-INFINITY, 0.0f};
         return {number(params.lse, row), params.dlse.data ? number(params.dlse, row) : 0.0f};
     }
     __device__ static __forceinline__ SoftmaxStatistics statistics_of(const Numbers& of_row, float dot) {
@@ -116,7 +117,7 @@ struct SoftmaxStatisticsUnit {
             float dots[kTogether] = {};
             Numbers numbers[kTogether];  // loaded before anything is stored: the compiler moves no load before a store
 #pragma unroll
-            for (int a = 0; a < kTogether; ++a) numbers[a] = numbers_of(work.tile * kUnitRows + i + a * kRowsAtOnce);
+            for (int a = 0; a < kTogether; ++a) numbers[a] = numbers_of(work.tile * kUnitRows + i + a * kRowsAtOnce, limit);
             if (params.vector_loads)
                 add_in_vectors(work.tile * kUnitRows + i, lane, dots);
             else

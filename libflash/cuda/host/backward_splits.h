@@ -125,13 +125,22 @@ inline BackwardSplits split_all(const KeyTileTimes& times, int64_t blocks, int64
     return best;
 }
 
-// Whether the query heads whose key tiles are computed at the same time read and add to far more than the L2 cache holds. Under a
-// causal mask the key tiles of a key head take different times for a query head, so soon each of them has another query head.
-inline bool exceeds_cache(const AttentionProblem& problem, const BackwardPlan& plan, int64_t blocks) {
-    const int64_t all_heads = problem.heads_k * (problem.k_rows.packed() ? 1 : problem.batch);
-    const int64_t at_once = std::min(all_heads, ceil_div(blocks * all_heads, plan.key_tiles)) * problem.group_size();
+// Whether two splits of each key tile are worth their workspace because fewer key heads are then computed at a time
+// (balance_key_tiles()): many query heads share a key head, and those of all key heads at a time read and add to far more than
+// the L2 cache holds. Under a causal mask the key tiles of a key head take different times for a query head, so soon each of them
+// has another query head. The sums of the splits may have half of the bytes of the dQ accumulator. Of packed sequences the host
+// does not know the lengths.
+inline bool splits_for_cache(const AttentionProblem& problem, const BackwardPlan& plan, const KeyTileTimes& times,
+                             int64_t blocks) {
+    constexpr int64_t kManyHeads = 8;
+    if (problem.group_size() < kManyHeads || problem.q_rows.packed() || problem.k_rows.packed()) return false;
+    const int64_t heads_k = problem.heads_k * problem.batch;
+    const int64_t at_once = std::min(heads_k, ceil_div(blocks * heads_k, plan.key_tiles)) * problem.group_size();
     const int64_t row_bytes = element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v) + 4 * problem.head_dim;
-    return static_cast<double>(at_once * problem.q_rows.max_length * row_bytes) > 5 * kL2Bytes;
+    const auto bytes = static_cast<double>(at_once * times.longest() / problem.group_size() * plan.tile_q * row_bytes);
+    const int64_t rows_of_sums = 2 * 2 * plan.key_tiles * plan.tile_k,
+                  rows_of_dq = problem.heads_q * problem.batch * problem.q_rows.max_length;
+    return at_once > problem.group_size() && bytes > 5 * kL2Bytes && 2 * rows_of_sums <= rows_of_dq;
 }
 
 // The splits of a plan whose launches are known. whole_heads: splits divide the query heads.
@@ -149,9 +158,7 @@ inline BackwardSplits backward_splits(const AttentionProblem& problem, const Bac
     // Of packed sequences the host does not know which key tiles are in the last wave.
     if (equal && problem.k_rows.packed() && tiles > blocks) return {};
     BackwardSplits splits = equal ? split_rest(times, blocks, most) : split_all(times, blocks, most, plan.tile_k == 64);
-    // Two splits of each key tile halve the number of key heads at a time (balance_key_tiles()). With eight query heads or more
-    // for each key head, the sums of the splits have at most half of the bytes of the dQ accumulator.
-    if (!equal && splits.splits == 1 && group >= 8 && exceeds_cache(problem, plan, blocks)) splits = {0, 2};
+    if (!equal && splits.splits == 1 && splits_for_cache(problem, plan, times, blocks)) splits = {0, 2};
     if (splits.splits == 1) return {};
     splits.counters = (tiles - splits.first) * split_counters(plan.tile_k);
     return splits;

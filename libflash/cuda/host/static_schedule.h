@@ -47,12 +47,15 @@ struct StaticScheduleChoice {
             time += of_tail(tail_begin() + round * blocks + (round % 2 == 0 ? blocks - 1 - place : place));
         return time;
     }
-    // The time of the launch. Between the places that are compared, times change in one direction.
+    // The time of the launch: the longest at the ends of the rounds and at some places between them, which is less than the
+    // longest of all by a few percent at most.
     int64_t time() const {
+        constexpr int64_t kBetween = 12;
         const int64_t last = (tail_tiles() - tail_begin()) % blocks;  // tiles of the last round
         int64_t longest = 0;
         for (const int64_t place : {int64_t{0}, rest() - 1, rest(), last - 1, last, blocks - last - 1, blocks - last, blocks - 1})
             if (place >= 0 && place < blocks) longest = std::max(longest, time_at(place));
+        for (int64_t i = 1; i < kBetween; ++i) longest = std::max(longest, time_at(i * blocks / kBetween));
         return longest;
     }
 };

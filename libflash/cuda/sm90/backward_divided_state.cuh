@@ -20,6 +20,7 @@ struct BackwardDividedState : BackwardConsumerState<Traits> {
     using Base::addresses, Base::lane, Base::queries;
 
     typename BackwardProducts<Traits>::Sums sums;  // dV or dK
+    static_assert(Traits::QTile::kBytes >= Traits::KvTile::kBytes, "dV fits the part of Q of a stage, dK the part of dO");
 
     __device__ __forceinline__ BackwardDividedState(const BackwardContext<Traits>& context, int warp, int warp_lane)
         : Base(context, warp, warp_lane) {}

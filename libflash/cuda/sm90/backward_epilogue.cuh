@@ -31,9 +31,12 @@ struct BackwardEpilogue {
     __device__ __forceinline__ Rows rows_through_v(int first_key) const {
         return {context.tile(), first_key, context.key_stage() * BackwardSharedTiles<Traits>::kKeyStageBytes + KvTile::kBytes};
     }
-    // The same, written through the stages of dS, which must be empty. K and V of the next work tile can be loaded meanwhile.
+    // The same, written through the stages of dS, which must be empty. K and V of the next work tile can be loaded meanwhile. A
+    // warp writes only to the memory of its own rows of dS, because other warps may already store dS of the next work tile.
     __device__ __forceinline__ Rows rows_through_scores(int first_key) const {
-        static_assert(Traits::kScoreStages * Traits::ScoreTile::kBytes >= KvTile::kBytes, "dS has enough memory");
+        using ScoreTile = typename Traits::ScoreTile;
+        static_assert(Traits::kScoreStages * ScoreTile::kBytes >= KvTile::kBytes, "dS has enough memory");
+        static_assert(KvTile::kChunkBytes == ScoreTile::kChunkBytes, "a row has the same place in both");
         return {context.tile(), first_key, BackwardSharedTiles<Traits>::kScoresAt};
     }
 

@@ -35,7 +35,6 @@ void split_key_tiles(BackwardPlan& plan, const Kernel& kernel, const AttentionPr
     // Instances that support block masks divide query heads.
     plan.split_tiles = backward_splits(problem, plan, blocks, knows_block_mask(kind));
     if (plan.split_tiles.splits == 1) return;
-    if (plan.split_tiles.first == 0) balance_key_tiles(plan.key_schedule, problem, blocks, plan.split_tiles.splits);
     plan.dk_dv.blocks = std::min(plan.work_tiles(), blocks);
     const auto sums = static_cast<size_t>((plan.key_tiles - plan.split_tiles.first) * plan.split_tiles.splits);
     plan.workspace.add("split_counters", static_cast<size_t>(plan.split_tiles.counters) * sizeof(int32_t));
@@ -50,12 +49,13 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
         backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
     BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)}, device);
     plan.dk_dv.blocks = std::min<int64_t>(plan.dk_dv.blocks, device.multiprocessors);
-    balance_key_tiles(plan.key_schedule, problem, device.multiprocessors);
     if (plan.statistics.blocks == 0) return plan;  // no queries: nothing to add, and no kernel that sets the counter to 0
     divide_units(plan, device.multiprocessors);
     plan.dynamic = true;
     plan.workspace.add("next_work_tile", sizeof(int32_t));
     split_key_tiles(plan, kernel, problem, device.multiprocessors);
+    const int64_t splits = plan.split_tiles.first == 0 ? plan.split_tiles.splits : 1;
+    balance_key_tiles(plan.key_schedule, problem, device.multiprocessors, splits);
     if (problem.request.deterministic) fix_order(plan, kernel, problem);
     return plan;
 }

@@ -23,7 +23,7 @@ ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProbl
     plan.instance = problem.from_lse || !is_fused_with_forward(config) ? kPlainTangentInstance : kFusedTangentInstance;
     plan.tile_q = config.tile_q;
     plan.tile_k = config.tile_k;
-    // Under a causal mask later rows see more keys: a static schedule pairs a long work tile with a short one.
+    // Under a causal mask later rows see more keys: a static schedule pairs long work tiles with short ones.
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, dynamic = has_lengths_on_device(problem),
                paired = causal && !dynamic;
     // With kL2Bytes as the size of a head, each head group has one head: the thread blocks then share its keys and values in L2.
