@@ -121,7 +121,7 @@ struct BackwardPlan {
     int tile_q = 0, tile_k = 0;        // of the dK/dV kernel
     int dq_tile_q = 0, dq_tile_k = 0;  // of the dQ kernel
     int64_t units = 0;                 // workspace units of a head, kUnitRows query rows each
-    int unit_parts = 1;                // thread blocks that share a unit in the first and in the last step
+    bool divides_units = false;        // several thread blocks share a unit in the first and in the last step
     ScheduleParams key_schedule{};
     ScheduleParams query_schedule{};       // by workspace unit
     ScheduleParams query_tile_schedule{};  // of the dQ kernel: by query tile

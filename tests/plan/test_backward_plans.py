@@ -117,20 +117,19 @@ def test_the_instance_that_runs(lib: c.CDLL, case: Case) -> None:
 
 
 def test_launches_of_backward(lib: c.CDLL) -> None:
-    """On sm90, with few rows, four thread blocks share a unit of 128 rows in the first step, and two in the last one."""
     bias = {"bias": SCORES, "dbias": DSCORES}
     sink = {"learnable_sink": SLOPES, "dsink": tensor(16, dtype=abi.FLOAT32, address=2 * ADDRESS)}
     assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
-        "softmax statistics: 1024 thread blocks of 1003",
+        "softmax statistics: 256 thread blocks of 1003",
         "dk and dv: 132 thread blocks of 1103",
-        "dq from its accumulator: 512 thread blocks of 1203",
+        "dq from its accumulator: 256 thread blocks of 1203",
         "dsink: 16 thread blocks of 1403",
         f"dbias: {16 * 16 * 16} thread blocks of 1503",
     ]
     assert launches(lib, attention("H200", 128, {}, "backward", block_mask=BLOCKS)) == [
-        "softmax statistics: 1024 thread blocks of 1002",
+        "softmax statistics: 256 thread blocks of 1002",
         "dk and dv: 132 thread blocks of 1102",
-        "dq from its accumulator: 512 thread blocks of 1202",
+        "dq from its accumulator: 256 thread blocks of 1202",
     ]
     assert launches(lib, attention("H200", 128, {}, "backward", backend=b"sm80", **bias, **sink)) == [
         "softmax statistics: 256 thread blocks of 1001",
@@ -140,15 +139,24 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
         f"dbias: {16 * 16 * 16} thread blocks of 1501",
     ]
     assert launches(lib, attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)) == [
-        "softmax statistics: 1024 thread blocks of 1000",
+        "softmax statistics: 256 thread blocks of 1000",
         "order of additions to dq: 256 thread blocks of 1600",
         "dk and dv: 132 thread blocks of 1100",
-        "dq from its accumulator: 512 thread blocks of 1200",
+        "dq from its accumulator: 256 thread blocks of 1200",
     ]
     case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC, backend=b"sm80")
     assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]
     lines = lines_of(explain(lib, "backward", case.arrays, **case.options))
     assert lines["tile"] == ["64 queries x 128 keys", "dq: 128 queries x 64 keys"]
+
+
+@pytest.mark.parametrize(("heads", "blocks"), [(8, (256, 128)), (9, (72, 72))])
+def test_thread_blocks_that_share_units(lib: c.CDLL, heads: int, blocks: tuple[int, int]) -> None:
+    """64 units of 128 rows: four thread blocks for each in the first step, two in the last one; 72 units: one."""
+    rows = (tensor(1, 1024, heads, 128),) * 3
+    first, _, last = launches(lib, Case("H200", "backward", rows, {}, {}))
+    assert first.startswith(f"softmax statistics: {blocks[0]} thread blocks")
+    assert last.startswith(f"dq from its accumulator: {blocks[1]} thread blocks")
 
 
 def gradient_rows(queries: int, dtype: int, group: int = 1) -> tuple[abi.Tensor, ...]:

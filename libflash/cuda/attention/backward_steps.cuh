@@ -12,8 +12,8 @@
 
 namespace libflash::cuda {
 
-template <class Kernel>
-using SoftmaxStatisticsOf = SoftmaxStatisticsUnit<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim>;
+template <class Kernel, int kParts = 1>
+using SoftmaxStatisticsOf = SoftmaxStatisticsUnit<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim, kParts>;
 template <class Kernel>
 using DsinkOf = Dsink<ElementOf<Kernel::config.dtype>>;
 template <class Kernel>
@@ -27,11 +27,11 @@ __device__ __forceinline__ void clear_counters(const BackwardParams& params) {
     for (int i = thread; i < tiles.count; i += static_cast<int>(gridDim.x * blockDim.x)) tiles.counters[i] = 0;
 }
 
-template <class Kernel>
+template <class Kernel, int kParts = 1>
 __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
     softmax_statistics_kernel(const __grid_constant__ BackwardParams params) {
     clear_counters(params);
-    SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
+    SoftmaxStatisticsOf<Kernel, kParts> unit{params, {}, {}};
     unit.run(kUnitRows * Kernel::config.head_dim);
 }
 

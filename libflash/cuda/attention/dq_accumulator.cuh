@@ -101,18 +101,16 @@ struct DqAccumulator {
         }
     }
 
-    // Converts one unit of rows to dq, or a part of one. All warps of the thread block call it; `shared` holds one tile.
-    // kWide: dq may be float32; then there are no parts.
-    template <bool kWide>
+    // Converts one unit of rows to dq. All warps of the thread block call it; `shared` holds one tile. kWide: dq may be float32.
+    // kParts: thread blocks that share a unit.
+    template <bool kWide, int kParts = 1>
     __device__ static __forceinline__ void convert(const BackwardParams& params, char* shared) {
         if (kWide && params.wide_dq) return convert_to_floats(params);
         using QTile = SharedTile<kBlockM, kHeadDim>;
-        // The sums of two tiles are loaded before the first is stored, where they fit 64 registers.
-        constexpr int kTiles = kUnitRows / kBlockM, kTogether = 2 * kWarpFloats <= 64 * 32 && kTiles % 2 == 0 ? 2 : 1;
-        const int parts = min(params.unit_parts, kTiles), begin = static_cast<int>(blockIdx.x) % parts * (kTiles / parts),
-                  end = begin + kTiles / parts;
+        static_assert(kParts == 1 || !kWide, "convert_to_floats() has no parts");
+        const int part = static_cast<int>(blockIdx.x) % kParts;
         const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch,
-                                                                 static_cast<int>(blockIdx.x) / parts);
+                                                                 static_cast<int>(blockIdx.x) / kParts);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
         const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
@@ -120,21 +118,23 @@ struct DqAccumulator {
         T* dq = static_cast<T*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head +
                 rows.start * params.dq.row;
         const float* const sums = params.dq_accumulator + warp * kWarpFloats;
+        // The sums of two tiles are loaded before the first is stored, where they fit 64 registers.
+        constexpr int kTiles = kUnitRows / kBlockM / kParts, kTogether = 2 * kWarpFloats <= 64 * 32 && kTiles % 2 == 0 ? 2 : 1;
 #pragma unroll 1
-        for (int i = begin; i < end; i += kTogether) {
+        for (int i = 0; i < kTiles; i += kTogether) {
             float x[kTogether][kSlabs * kBlocks][4];
 #pragma unroll
             for (int t = 0; t < kTogether; ++t) {
-                const int tile = work.tile * kTiles + i + t;
-                if (i + t >= end || tile * kBlockM >= rows.owned) continue;
+                const int tile = (work.tile * kParts + part) * kTiles + i + t;
+                if (tile * kBlockM >= rows.owned) continue;
 #pragma unroll
                 for (int n = 0; n < kSlabs * kBlocks; ++n)
                     WarpQuad::load(sums + tile_offset(first_unit, tile) + n * 128, lane, x[t][n]);
             }
 #pragma unroll
             for (int t = 0; t < kTogether; ++t) {
-                const int first_row = (work.tile * kTiles + i + t) * kBlockM;
-                if (i + t >= end || first_row >= rows.owned) return;
+                const int first_row = ((work.tile * kParts + part) * kTiles + i + t) * kBlockM;
+                if (first_row >= rows.owned) return;
                 write_rounded(x[t], shared_address(shared), warp, lane, rows.length - first_row,
                               undo_exponent_shift<T>() * params.softmax_scale);
                 __syncthreads();

@@ -227,8 +227,7 @@ struct BackwardParams {
     float*
         dq_accumulator;  // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: a kernel computes dq
     int32_t units;       // units of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
-    int32_t unit_parts = 1;       // thread blocks that share a unit in the first and in the last step: a power of two, at most 4
-    ScheduleParams key_schedule;  // by key tile and key head
+    ScheduleParams key_schedule;         // by key tile and key head
     ScheduleParams query_schedule;       // by unit of query rows and query head
     ScheduleParams query_tile_schedule;  // where a kernel computes dq: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes

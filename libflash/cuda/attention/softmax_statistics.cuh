@@ -22,21 +22,19 @@ __device__ __forceinline__ float lse_with_margin(float lse_log2) {
     return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
 }
 
-// kHeadDim: the most channels.
-template <class T, int kHeadDim>
+// kHeadDim: the most channels. kParts: thread blocks that share a unit of kUnitRows rows.
+template <class T, int kHeadDim, int kParts = 1>
 struct SoftmaxStatisticsUnit {
     static constexpr int kThreads = 256, kLanes = softmax_statistics_lanes(kHeadDim, sizeof(T)), kValues = 16 / sizeof(T);
     static constexpr int kLoads = (kHeadDim + kLanes * kValues - 1) / (kLanes * kValues);  // of a lane, 16 bytes of a row each
-    static constexpr int kRowsAtOnce = kThreads / kLanes, kRounds = kUnitRows / kRowsAtOnce;
+    static constexpr int kPartRows = kUnitRows / kParts, kRowsAtOnce = kThreads / kLanes, kRounds = kPartRows / kRowsAtOnce;
     // Rows of a thread whose loads are in flight together.
-    static constexpr int kMostTogether = kHeadDim > 256 ? 1 : 4 / kLoads;
-    static constexpr int kTogether = kMostTogether < kRounds ? kMostTogether : kRounds;
+    static constexpr int kTogether = kHeadDim > 256 ? 1 : (8 / kLoads < kRounds ? 8 / kLoads : kRounds);
     static_assert(kRounds % kTogether == 0, "the last rows of a unit");
 
     const BackwardParams& params;
     TileCoordinates work;
     SequenceRows rows;
-    int limit;  // rows of the sequence that this thread block reads end here
 
     template <class Element>
     __device__ __forceinline__ Element* row_start(const RowsParams& tensor, int row) const {
@@ -55,7 +53,7 @@ struct SoftmaxStatisticsUnit {
 #pragma unroll
             for (int n = 0; n < kLoads; ++n) {
                 const int c = (n * kLanes + lane) * kValues;
-                const bool exists = row < limit && c < params.head_dim_v;
+                const bool exists = row < rows.length && c < params.head_dim_v;
                 x[a][n] = exists ? *reinterpret_cast<const uint4*>(dout + c) : make_uint4(0, 0, 0, 0);
                 y[a][n] = exists ? *reinterpret_cast<const uint4*>(out + c) : make_uint4(0, 0, 0, 0);
             }
@@ -73,7 +71,7 @@ struct SoftmaxStatisticsUnit {
 #pragma unroll 1
         for (int a = 0; a < kTogether; ++a) {
             const int row = first_row + a * kRowsAtOnce;
-            if (row >= limit) return;
+            if (row >= rows.length) return;
             const T *dout = row_start<const T>(params.dout, row), *out = row_start<const T>(params.out, row);
             float sum = 0.0f;
             for (int c = lane; c < params.head_dim_v; c += kLanes) sum = fmaf(to_float(dout[c]), to_float(out[c]), sum);
@@ -91,9 +89,8 @@ struct SoftmaxStatisticsUnit {
     struct Numbers {
         float lse, dlse;
     };
-    // Rows from `end` on have none.
-    __device__ __forceinline__ Numbers numbers_of(int row, int end) const {
-        if (row >= end) return {-INFINITY, 0.0f};
+    __device__ __forceinline__ Numbers numbers_of(int row) const {
+        if (row >= rows.length) return {-INFINITY, 0.0f};
         return {number(params.lse, row), params.dlse.data ? number(params.dlse, row) : 0.0f};
     }
     __device__ static __forceinline__ SoftmaxStatistics statistics_of(const Numbers& of_row, float dot) {
@@ -102,22 +99,21 @@ struct SoftmaxStatisticsUnit {
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {
-        const int parts = params.unit_parts, part = static_cast<int>(blockIdx.x) % parts;
+        const int part = static_cast<int>(blockIdx.x) % kParts;
         work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch,
-                                           static_cast<int>(blockIdx.x) / parts);
+                                           static_cast<int>(blockIdx.x) / kParts);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
-        const int lane = threadIdx.x % kLanes, begin = kUnitRows / parts * part, end = begin + kUnitRows / parts;
-        limit = min(rows.length, work.tile * kUnitRows + end);
+        const int lane = threadIdx.x % kLanes;
         SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
 #pragma unroll 1
-        for (int i = begin + static_cast<int>(threadIdx.x) / kLanes; i < end; i += kTogether * kRowsAtOnce) {
+        for (int i = part * kPartRows + threadIdx.x / kLanes; i < (part + 1) * kPartRows; i += kTogether * kRowsAtOnce) {
             float dots[kTogether] = {};
             Numbers numbers[kTogether];  // loaded before anything is stored: the compiler moves no load before a store
 #pragma unroll
-            for (int a = 0; a < kTogether; ++a) numbers[a] = numbers_of(work.tile * kUnitRows + i + a * kRowsAtOnce, limit);
+            for (int a = 0; a < kTogether; ++a) numbers[a] = numbers_of(work.tile * kUnitRows + i + a * kRowsAtOnce);
             if (params.vector_loads)
                 add_in_vectors(work.tile * kUnitRows + i, lane, dots);
             else
@@ -129,11 +125,11 @@ struct SoftmaxStatisticsUnit {
             }
 #pragma unroll
             for (int a = 0; a < kTogether; ++a)
-                if (lane == 0 && i + a * kRowsAtOnce < end) statistics[i + a * kRowsAtOnce] = statistics_of(numbers[a], dots[a]);
+                if (lane == 0) statistics[i + a * kRowsAtOnce] = statistics_of(numbers[a], dots[a]);
         }
         if (params.dq_accumulator)
-            clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit + part * (sums_per_unit / parts)),
-                  sums_per_unit / parts / 4);
+            clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit + part * (sums_per_unit / kParts)),
+                  sums_per_unit / kParts / 4);
     }
 
     __device__ static __forceinline__ void clear(float4* sums, int count) {

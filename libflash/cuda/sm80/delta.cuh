@@ -32,7 +32,7 @@ struct Delta : Statistics {
                 if (first + i < rows.owned) *delta_of(first + i) = statistics[i].delta;
                 continue;
             }
-            SoftmaxStatistics made = this->statistics_of(this->numbers_of(first + i, rows.length), 0.0f);
+            SoftmaxStatistics made = this->statistics_of(this->numbers_of(first + i), 0.0f);
             if (made.lse_log2 != INFINITY) made.delta = *delta_of(first + i);
             statistics[i] = made;
         }

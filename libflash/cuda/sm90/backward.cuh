@@ -23,12 +23,12 @@ __global__ void __launch_bounds__(BackwardTraits<Kernel, kInstance, kFixedOrder>
     BackwardKernel<Traits>{context}.run();
 }
 
-template <class Kernel>
+template <class Kernel, int kParts>
 __global__ void __launch_bounds__(BackwardTraits<Kernel>::Accumulator::kWarps * 32)
     dq_accumulator_kernel(const __grid_constant__ BackwardParams params) {
     using Traits = BackwardTraits<Kernel>;
     __shared__ __align__(128) char shared[SharedTile<Traits::kBlockM, Traits::kHeadDim>::kBytes];
-    Traits::Accumulator::template convert<false>(params, shared);
+    Traits::Accumulator::template convert<false, kParts>(params, shared);
 }
 
 template <class Kernel, bool kBlockMask>
@@ -99,7 +99,9 @@ KernelResources resources_of_backward(int step, int instance) {
 template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
+    const auto statistics =
+        plan.divides_units ? softmax_statistics_kernel<Kernel, kStatisticsParts> : softmax_statistics_kernel<Kernel>;
+    int error = enqueue(statistics, plan.statistics, params, cuda_stream);
     const bool block_mask = knows_block_mask(static_cast<BackwardInstance>(plan.instance.number));
     const auto dq_counters = block_mask ? sm90::dq_counters_kernel<Kernel, true> : sm90::dq_counters_kernel<Kernel, false>;
     if (error == cudaSuccess) error = enqueue(dq_counters, plan.dq_counters, params, cuda_stream);
@@ -110,7 +112,9 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
                 if (plan.fixed_order) return sm90::launch_dk_dv<Kernel, kInstance, true>(plan, params, cuda_stream);
             return sm90::launch_dk_dv<Kernel, kInstance, false>(plan, params, cuda_stream);
         });
-    if (error == cudaSuccess) error = enqueue(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
+    const auto conversion = plan.divides_units ? sm90::dq_accumulator_kernel<Kernel, dq_conversion_parts(Kernel::config.tile_q)>
+                                               : sm90::dq_accumulator_kernel<Kernel, 1>;
+    if (error == cudaSuccess) error = enqueue(conversion, plan.dq_conversion, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
     return error;

@@ -1,6 +1,7 @@
 // The template instances of the sm_90a backward kernel, for the plan and for the kernel. No CUDA header.
 #pragma once
 
+#include "cuda/attention/params.h"
 #include "cuda/config.h"
 
 namespace libflash::cuda {
@@ -43,5 +44,9 @@ constexpr BackwardInstance backward_instance(bool general, bool lengths_on_devic
     if (has_block_mask) return BackwardInstance::block_mask;
     return lengths_on_device ? BackwardInstance::ragged : BackwardInstance::plain;
 }
+
+// With few units of kUnitRows rows, so many thread blocks share each of them in the first and in the last step.
+constexpr int kStatisticsParts = 4;
+constexpr int dq_conversion_parts(int tile_q) { return kUnitRows / tile_q; }
 
 }  // namespace libflash::cuda

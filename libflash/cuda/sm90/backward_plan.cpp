@@ -20,13 +20,13 @@ void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem&
     plan.workspace.add("dq_counters", workspace_rows(plan.units, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
 }
 
-// With few units, several thread blocks share each of them in the first and in the last step.
+// Up to one unit for two multiprocessors: the first step then has at most two thread blocks for each multiprocessor. With more
+// units, parts take longer.
 void divide_units(BackwardPlan& plan, int64_t multiprocessors) {
-    constexpr int kParts = 4, kUnitsOfMultiprocessor = 8;
-    if (plan.statistics.blocks > kUnitsOfMultiprocessor * multiprocessors) return;
-    plan.unit_parts = kParts;
-    plan.statistics.blocks *= kParts;
-    plan.dq_conversion.blocks *= std::min(kParts, kUnitRows / plan.tile_q);
+    if (2 * plan.statistics.blocks > multiprocessors) return;
+    plan.divides_units = true;
+    plan.statistics.blocks *= kStatisticsParts;
+    plan.dq_conversion.blocks *= dq_conversion_parts(plan.tile_q);
 }
 
 void split_key_tiles(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem, int64_t blocks) {

@@ -271,8 +271,6 @@ struct Problem {
             if (c.wants_dbias()) params.dbias = {dbias.data(), {0, per_head, c.keys, 1}, {1, c.heads_q, c.queries, c.keys}, true};
         }
         params.vector_loads = params.vector_out = true;
-        static int problems = 0;
-        if (!kWideHeads) params.unit_parts = problems++ % 2 == 0 ? 4 : 1;
         params.units = c.is_packed() ? queries.rows / kUnitRows + c.batch : (c.queries + kUnitRows - 1) / kUnitRows;
         statistics.assign(size_t(c.is_packed() ? 1 : c.batch) * c.heads_q * params.units * kUnitRows, {NAN, NAN});
         params.softmax_statistics = statistics.data();
@@ -317,7 +315,9 @@ struct Problem {
             return launch_shape(blocks_of(schedule), resources_of_kernels(int(step), plan.instance.number));
         };
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
-        plan.statistics.blocks *= params.unit_parts;
+        static int problems = 0;
+        plan.divides_units = !kWideHeads && problems++ % 2 == 0;
+        if (plan.divides_units) plan.statistics.blocks *= kStatisticsParts;
         plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
         plan.key_tiles = plan.dk_dv.blocks;
         plan.split_tiles = split_tiles;
@@ -330,7 +330,7 @@ struct Problem {
             plan.dq = launch(BackwardStep::dq, params.query_tile_schedule);
         else
             plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
-        plan.dq_conversion.blocks *= std::min(params.unit_parts, kUnitRows / Kernel::config.tile_q);
+        if (plan.divides_units) plan.dq_conversion.blocks *= dq_conversion_parts(Kernel::config.tile_q);
         if (c.wants_dbias()) {
             const int tile_q = query_rows_tile_q(HEAD_DIM, true, sizeof(T)), tile_k = query_rows_tile_k(HEAD_DIM, sizeof(T));
             plan.dbias = launch_shape(c.heads_q * ceil_div(c.queries, tile_q) * ceil_div(c.keys, tile_k),
