@@ -71,7 +71,7 @@ def visible(rows: int, keys: int, tile: int, tile_q: int) -> int:
     return min(keys, max(0, min(rows, (tile + 1) * tile_q) + keys - rows))
 
 
-def launch_time(schedule: Schedule, rows: int, keys: int, tile_q: int, tile_k: int) -> float:
+def schedule_time(schedule: Schedule, rows: int, keys: int, tile_q: int, tile_k: int) -> float:
     """In key tiles."""
     times = [rounded(visible(rows, keys, tile, tile_q), tile_k) + FIXED for tile in range(rounded(rows, tile_q))]
     return max(sum(times[tile] for _, tile in tiles) for tiles in schedule.of_block)
@@ -104,7 +104,7 @@ def test_causal_schedules(lib: c.CDLL, blocks: int) -> None:
         assert sorted(items) == [(head, tile) for head in range(heads) for tile in range(tiles)]
         assert most >= max(map(len, schedule.of_block))
         pairs = Schedule(tiles, heads, heads, min(blocks, heads * rounded(tiles, 2)))
-        time, of_pairs = (launch_time(x, rows, keys, tile_q, tile_k) for x in (schedule, pairs))
+        time, of_pairs = (schedule_time(x, rows, keys, tile_q, tile_k) for x in (schedule, pairs))
         assert time <= of_pairs, (rows, keys, heads, tile_q, tail_head)
     assert with_tail > len(CELLS) // 4
 
@@ -119,7 +119,7 @@ def test_thread_blocks_end_together(lib: c.CDLL, rows: int, heads: int, head_dim
     used = lib.choose(rows, rows, heads, head_dim, -1, 0, tile_q, tile_k, 132, made)
     tiles = rounded(rows, tile_q)
     equal = heads * sum(rounded(visible(rows, rows, tile, tile_q), tile_k) + FIXED for tile in range(tiles)) / 132
-    assert launch_time(Schedule(tiles, heads, made[0], used), rows, rows, tile_q, tile_k) <= limit * equal
+    assert schedule_time(Schedule(tiles, heads, made[0], used), rows, rows, tile_q, tile_k) <= limit * equal
 
 
 def test_few_tiles_are_not_paired(lib: c.CDLL) -> None:

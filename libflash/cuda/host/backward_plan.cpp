@@ -34,8 +34,7 @@ Workspace workspace_of(const BackwardPlan& plan, const AttentionProblem& problem
 }
 
 ScheduleParams key_schedule(const AttentionProblem& problem, const KernelConfig& config) {
-    const double element = static_cast<double>(element_bytes(problem.dtype));
-    const double row_bytes = element * static_cast<double>(problem.head_dim + problem.head_dim_v) + 4.0 * config.head_dim;
+    const auto row_bytes = static_cast<double>(query_row_bytes(problem, config.head_dim));
     const double head_bytes = row_bytes * static_cast<double>(problem.q_rows.max_length * problem.group_size());
     return schedule_params(problem.k_rows, problem.batch, problem.heads_k, config.tile_k, head_bytes, false);
 }

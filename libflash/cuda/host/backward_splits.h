@@ -136,7 +136,7 @@ inline bool splits_for_cache(const AttentionProblem& problem, const BackwardPlan
     if (problem.group_size() < kManyHeads || problem.q_rows.packed() || problem.k_rows.packed()) return false;
     const int64_t heads_k = problem.heads_k * problem.batch;
     const int64_t at_once = std::min(heads_k, ceil_div(blocks * heads_k, plan.key_tiles)) * problem.group_size();
-    const int64_t row_bytes = element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v) + 4 * problem.head_dim;
+    const int64_t row_bytes = query_row_bytes(problem, problem.head_dim);
     const auto bytes = static_cast<double>(at_once * times.longest() / problem.group_size() * plan.tile_q * row_bytes);
     const int64_t rows_of_sums = 2 * 2 * plan.key_tiles * plan.tile_k,
                   rows_of_dq = problem.heads_q * problem.batch * problem.q_rows.max_length;

@@ -82,6 +82,11 @@ inline void balance_key_tiles(ScheduleParams& schedule, const AttentionProblem& 
 
 inline int64_t blocks_of(const ScheduleParams& schedule) { return int64_t{schedule.heads} * schedule.tiles; }
 
+// Bytes of a query row that a key tile reads and adds to in backward: Q, dO and, with `head_dim` floats, the dQ accumulator.
+inline int64_t query_row_bytes(const AttentionProblem& problem, int64_t head_dim) {
+    return element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v) + 4 * head_dim;
+}
+
 // Bytes of keys and values that a query head reads, divided by the number of query heads that share them.
 inline double key_bytes(const AttentionProblem& problem) {
     const int64_t row_bytes = element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v);

@@ -20,8 +20,8 @@ void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem&
     plan.workspace.add("dq_counters", workspace_rows(plan.units, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
 }
 
-// Up to one unit for two multiprocessors: the first step then has at most two thread blocks for each multiprocessor. With more
-// units, parts take longer.
+// Several thread blocks share a unit in the first and in the last step if there is at most one unit for two multiprocessors: the
+// first step then has at most two thread blocks for each multiprocessor. With many more units that was slower.
 void divide_units(BackwardPlan& plan, int64_t multiprocessors) {
     if (2 * plan.statistics.blocks > multiprocessors) return;
     plan.divides_units = true;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
-#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm90/forward_output_rows.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
 #include "cuda/sm90/online_softmax.cuh"
