@@ -5,12 +5,12 @@ with and without a tail, and the narrow instance. Row by row against a float64 r
 from __future__ import annotations
 
 import pytest
-from gpu_case import DTYPES, full_of_nan
 from gpu_kernels import device_of, parameters, with_cpu
 
-torch = pytest.importorskip("torch")
+import libflash
 
-import libflash  # noqa: E402
+torch = pytest.importorskip("torch")
+from gpu_case import DTYPES, full_of_nan  # noqa: E402  (needs torch)
 
 # Sequences, rows, heads, causal; a part of the line "schedule" or "instance" of explain, and the head dims that have it.
 PROBLEMS = {
