@@ -145,8 +145,8 @@ def test_a_wrong_result_is_not_timed(shapes: types.ModuleType, monkeypatch: pyte
         contest.check()
     for name in ("forward_libflash", "backward_libflash"):
         monkeypatch.setattr(shapes, name, wrong(getattr(shapes, name)))
-    for direction, (ours, *peers) in shapes.CONTENDERS.items():
-        monkeypatch.setitem(shapes.CONTENDERS, direction, (wrong(ours), *peers))
+    for direction, ours in shapes.OWN_CALLS.items():
+        monkeypatch.setitem(shapes.OWN_CALLS, direction, wrong(ours))
     for contest in shapes.contests(section, quick=True):
         with pytest.raises(SystemExit, match="a row differs"):
             contest.check()

@@ -47,11 +47,16 @@ class Problem:
     dout: torch.Tensor
 
 
-def problem(cell: Cell) -> Problem:
+def problem(cell: Cell, keys: int | None = None, key_heads: int | None = None) -> Problem:
+    """Random-normal values; `keys` and `key_heads` if they are others than those of the queries."""
     generator = torch.Generator(DEVICE).manual_seed(0)
-    shape = (cell.batch, cell.seqlen, cell.heads, cell.head_dim)
-    dtype = getattr(torch, cell.dtype)
-    return Problem(cell, *(torch.randn(shape, generator=generator, device=DEVICE).to(dtype) for _ in range(4)))
+    of_queries, of_keys = (cell.seqlen, cell.heads), (keys or cell.seqlen, key_heads or cell.heads)
+
+    def normal(rows: int, heads: int) -> torch.Tensor:
+        x = torch.randn((cell.batch, rows, heads, cell.head_dim), generator=generator, device=DEVICE)
+        return x.to(getattr(torch, cell.dtype))
+
+    return Problem(cell, *(normal(*size) for size in (of_queries, of_keys, of_keys, of_queries)))
 
 
 def swapped(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -59,12 +64,16 @@ def swapped(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x.transpose(1, 2) for x in tensors)
 
 
+def sdpa_options(p: Problem) -> dict[str, bool]:
+    return {"is_causal": p.cell.causal, "enable_gqa": p.q.shape[2] != p.k.shape[2]}
+
+
 def forward_sdpa(p: Problem, backend: SDPBackend) -> Call:
     q, k, v = swapped(p.q, p.k, p.v)
 
     def call() -> tuple[torch.Tensor, ...]:
         with sdpa_kernel(backend):
-            return swapped(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.cell.causal))
+            return swapped(torch.nn.functional.scaled_dot_product_attention(q, k, v, **sdpa_options(p)))
 
     return call
 
@@ -73,7 +82,7 @@ def backward_sdpa(p: Problem, backend: SDPBackend) -> Call:
     inputs = tuple(x.requires_grad_() for x in swapped(p.q.detach(), p.k.detach(), p.v.detach()))
     (dout,) = swapped(p.dout)
     with torch.enable_grad(), sdpa_kernel(backend):
-        out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=p.cell.causal)
+        out = torch.nn.functional.scaled_dot_product_attention(*inputs, **sdpa_options(p))
     return lambda: swapped(*torch.autograd.grad(out, inputs, dout, retain_graph=True))
 
 
@@ -114,6 +123,10 @@ def backward_libflash(p: Problem, kernel: str | None, backend: str | None = None
     return lambda: libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, **made, **options)
 
 
+PEER_CALLS = {"forward": (forward_sdpa, forward_fa3), "backward": (backward_sdpa, backward_fa3)}
+OWN_CALLS = {"forward": forward_libflash, "backward": backward_libflash}
+
+
 def own_choice(p: Problem) -> str:
     """The family of the kernel that libflash chooses for this problem."""
     text = libflash.explain(p.q, p.k, p.v, causal=p.cell.causal, op=p.cell.direction)
@@ -125,12 +138,11 @@ def own_choice(p: Problem) -> str:
 
 def contenders(p: Problem, kernel: str | None) -> dict[str, Callable[[], Call]]:
     """Peers first, libflash last; restricted to a family only if that gives another kernel than libflash's choice or `kernel`."""
-    forward = p.cell.direction == "forward"
-    sdpa, ours = (forward_sdpa, forward_libflash) if forward else (backward_sdpa, backward_libflash)
+    (sdpa, fa3), ours = PEER_CALLS[p.cell.direction], OWN_CALLS[p.cell.direction]
     peers = ("efficient",) if p.cell.dtype == "float32" else ("fa2", "cudnn")
     found: dict[str, Callable[[], Call]] = {peer: lambda peer=peer: sdpa(p, SDPA[peer]) for peer in peers}
     if p.cell.dtype != "float32" and flash_attention_3():
-        found[FA3] = lambda: (forward_fa3 if forward else backward_fa3)(p)
+        found[FA3] = lambda: fa3(p)
     if kernel is None and own_choice(p) != FAMILY:
         found[HELD] = lambda: ours(p, None, FAMILY)
     return found | {OURS: lambda: ours(p, kernel)}

@@ -15,15 +15,14 @@ from _gpu_contenders import (
     FAMILY,
     HELD,
     OURS,
+    OWN_CALLS,
+    PEER_CALLS,
     SDPA,
     Problem,
     backward_fa3,
     backward_libflash,
-    backward_sdpa,
     flash_attention_3,
-    forward_fa3,
     forward_libflash,
-    forward_sdpa,
     problem,
 )
 from _report import mask_name
@@ -43,11 +42,6 @@ OPTIONS = ("softcap", "alibi", "bias", "mask", "dropout")
 OPTIONS_HEAD_DIMS, OPTIONS_SEQLEN = (64, 128, 256), 2048
 SHARED_HEAD_DIMS, SHARED_SHAPES = (64, 128, 256), ((1, 1024), (1, 4096), (8, 2048))  # sequences, rows of each
 FEW_HEAD_DIMS, FEW_SHAPES = (64, 128, 256), ((4, 512), (1, 512), (1, 1024))
-
-CONTENDERS = {
-    "forward": (forward_libflash, forward_sdpa, forward_fa3),
-    "backward": (backward_libflash, backward_sdpa, backward_fa3),
-}
 
 Call = Callable[[], object]
 
@@ -214,7 +208,7 @@ def shared(head_dim: int, shape: tuple[int, int], causal: bool) -> Contest:
 def few(direction: str, head_dim: int, shape: tuple[int, int], causal: bool) -> Contest:
     batch, seqlen = shape
     p = problem(dataclasses.replace(cell(head_dim, seqlen, causal, batch=batch), direction=direction))
-    ours, sdpa, fa3 = CONTENDERS[direction]
+    (sdpa, fa3), ours = PEER_CALLS[direction], OWN_CALLS[direction]
     figure = f"few {direction}"
     calls, ratios = {OURS: ours(p, None), "cudnn": sdpa(p, SDPA["cudnn"])}, {figure: ("cudnn", OURS)}
     if flash_attention_3():
