@@ -44,7 +44,7 @@ struct Problem {
         for (int j = 0; j < kKeys; ++j) {
             s[j] = -INFINITY, slope[j] = 1;
             if (!sees(row, j)) continue;
-            s[j] = scale * dot(&q[at(row, head)], &k[size_t{static_cast<size_t>(j)} * kDim]);
+            s[j] = scale * dot(&q[at(row, head)], &k[size_t{static_cast<size_t>(j)} * kDim], kDim);
             if (!rare) continue;
             const double tanh_z = std::tanh(s[j] / cap);
             slope[j] = 1 - tanh_z * tanh_z;
@@ -61,21 +61,19 @@ struct Problem {
         double* o = &o64[at(row, head)];
         for (int j = 0; j < kKeys; ++j) {
             const double p = std::exp(s[j] - log_sum);
-            for (int c = 0; c < kDim && p > 0; ++c) o[c] += p * wide(v[j * kDim + c]);
+            if (p > 0) add_scaled(o, p, &v[j * kDim], kDim);
         }
         // Backward gets the rounded output.
         double delta = 0;
         for (int c = 0; c < kDim; ++c) delta += wide(T(static_cast<float>(o[c]))) * wide(dout[at(row, head) + c]);
         if (rare) dsink64[head] -= std::exp(sink[head] - log_sum) * delta;
         for (int j = 0; j < kKeys; ++j) {
-            const double p = std::exp(s[j] - log_sum), ds = p * (dot(&dout[at(row, head)], &v[j * kDim]) - delta);
+            const double p = std::exp(s[j] - log_sum), ds = p * (dot(&dout[at(row, head)], &v[j * kDim], kDim) - delta);
             if (p == 0) continue;
             dbias64[(head * kRows + row) * kKeys + j] = ds;
-            for (int c = 0; c < kDim; ++c) {
-                dq64[at(row, head) + c] += scale * slope[j] * ds * wide(k[j * kDim + c]);
-                dk64[j * kDim + c] += scale * slope[j] * ds * wide(q[at(row, head) + c]);
-                dv64[j * kDim + c] += p * wide(dout[at(row, head) + c]);
-            }
+            add_scaled(&dq64[at(row, head)], scale * slope[j] * ds, &k[j * kDim], kDim);
+            add_scaled(&dk64[j * kDim], scale * slope[j] * ds, &q[at(row, head)], kDim);
+            add_scaled(&dv64[j * kDim], p, &dout[at(row, head)], kDim);
         }
     }
 

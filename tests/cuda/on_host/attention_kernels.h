@@ -42,12 +42,6 @@ RowsParams dense_rows(std::vector<Number>& x, int heads) {
     return {x.data(), 0, int64_t{heads} * kDim, kDim};
 }
 
-inline double dot(const T* a, const T* b) {
-    double sum = 0;
-    for (int c = 0; c < kDim; ++c) sum += wide(a[c]) * wide(b[c]);
-    return sum;
-}
-
 // One sequence, and one key head that all query heads share.
 template <class Params>
 void fill_in_sizes(Params& params, int rows, int keys, int heads, double scale) {

@@ -73,11 +73,13 @@ struct Problem : TangentProblem {
         lse[number] = static_cast<float>(std::log(sum)), tlse[number] = static_cast<float>(mu);
         std::vector<double> o(kDimV), to(kDimV);
         const auto p_of = [&](int j) { return sees(row, j) ? std::exp(of[j].s) / sum : 0; };
-        for (int j = 0; j < kKeys; ++j)
-            for (int c = 0; c < kDimV && sees(row, j); ++c) {
-                const double p = p_of(j) * keep(row, j, head), x = wide(v[j * kDimV + c]);
-                o[c] += p * x, to[c] += p * ((of[j].ts - mu) * x + wide(tv[j * kDimV + c]));
-            }
+        for (int j = 0; j < kKeys; ++j) {
+            const double p = p_of(j) * keep(row, j, head);
+            if (p == 0) continue;
+            add_scaled(o.data(), p, &v[j * kDimV], kDimV);
+            add_scaled(to.data(), p * (of[j].ts - mu), &v[j * kDimV], kDimV);
+            add_scaled(to.data(), p, &tv[j * kDimV], kDimV);
+        }
         double of_out = -dlse[number], moved = -tdlse[number];
         for (int c = 0; c < kDimV; ++c) {
             out[at_out + c] = T(static_cast<float>(o[c])), tout[at_out + c] = T(static_cast<float>(to[c]));
@@ -96,12 +98,10 @@ struct Problem : TangentProblem {
             const double ds = p * (dp - of_out), tds = p * below * (dp - of_out) + p * (tdp - moved);
             ds64[number * kKeys + j] = tds;
             const double dz = scale * of[j].g * ds, tdz = scale * (of[j].tg * ds + of[j].g * tds);
-            for (int c = 0; c < kDim; ++c) {
-                dq64[at_q + c] += tdz * wide(k[j * kDim + c]) + dz * wide(tk[j * kDim + c]);
-                dk64[j * kDim + c] += tdz * wide(q[at_q + c]) + dz * wide(tq[at_q + c]);
-            }
-            for (int c = 0; c < kDimV; ++c)
-                dv64[j * kDimV + c] += r * p * (below * wide(dout[at_out + c]) + wide(tdout[at_out + c]));
+            add_scaled(&dq64[at_q], tdz, &k[j * kDim], kDim), add_scaled(&dq64[at_q], dz, &tk[j * kDim], kDim);
+            add_scaled(&dk64[j * kDim], tdz, &q[at_q], kDim), add_scaled(&dk64[j * kDim], dz, &tq[at_q], kDim);
+            add_scaled(&dv64[j * kDimV], r * p * below, &dout[at_out], kDimV);
+            add_scaled(&dv64[j * kDimV], r * p, &tdout[at_out], kDimV);
         }
     }
 };

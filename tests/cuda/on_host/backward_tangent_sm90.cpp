@@ -158,11 +158,6 @@ struct Problem {
         return plan;
     }
 
-    static double dot(const T* a, const T* b, int n) {
-        double sum = 0;
-        for (int d = 0; d < n; ++d) sum += wide(a[d]) * wide(b[d]);
-        return sum;
-    }
     // Adds what row i of a sequence contributes to all results.
     void solve(int b, int h, int i) {
         const int dim = c.head_dim, dim_v = c.head_dim_v, length_k = keys.length[b], shift = length_k - queries.length[b];
@@ -185,11 +180,12 @@ struct Problem {
         double mu = c.sink ? std::exp(sink[h] - exact_lse) * tsink[h] : 0;
         for (int j = 0; j < length_k; ++j) p[j] = sees(j) ? std::exp(s[j] - exact_lse) : 0, mu += p[j] * ts[j];
         lse[of_row] = static_cast<float>(exact_lse), tlse[of_row] = static_cast<float>(mu);
-        for (int j = 0; j < length_k; ++j)
-            for (int x = 0; p[j] > 0 && x < dim_v; ++x) {
-                const double value = wide(v[key(j) * dim_v + x]);
-                o[x] += p[j] * value, to[x] += p[j] * ((ts[j] - mu) * value + wide(tv[key(j) * dim_v + x]));
-            }
+        for (int j = 0; j < length_k; ++j) {
+            if (p[j] == 0) continue;
+            add_scaled(o.data(), p[j], &v[key(j) * dim_v], dim_v);
+            add_scaled(to.data(), p[j] * (ts[j] - mu), &v[key(j) * dim_v], dim_v);
+            add_scaled(to.data(), p[j], &tv[key(j) * dim_v], dim_v);
+        }
         double delta_exact = -dlse[of_row], tdelta_exact = -tdlse[of_row];
         for (int x = 0; x < dim_v; ++x) {
             T &rounded_o = out[at * dim_v + x], &rounded_to = tout[at * dim_v + x];
@@ -205,11 +201,9 @@ struct Problem {
             const T *y = &dout[at * dim_v], *ty = &tdout[at * dim_v], *x = &v[key(j) * dim_v], *tx = &tv[key(j) * dim_v];
             const double dp = dot(y, x, dim_v) - delta_exact, tdp = dot(ty, x, dim_v) + dot(y, tx, dim_v) - tdelta_exact;
             const double below = ts[j] - mu, dz = scale * p[j] * dp, tdz = scale * p[j] * (below * dp + tdp);
-            for (int d = 0; d < dim; ++d) {
-                tdq64[at * dim + d] += tdz * wide(k[key(j) * dim + d]) + dz * wide(tk[key(j) * dim + d]);
-                tdk64[key(j) * dim + d] += tdz * wide(q[at * dim + d]) + dz * wide(tq[at * dim + d]);
-            }
-            for (int d = 0; d < dim_v; ++d) tdv64[key(j) * dim_v + d] += p[j] * (below * wide(y[d]) + wide(ty[d]));
+            add_scaled(&tdq64[at * dim], tdz, &k[key(j) * dim], dim), add_scaled(&tdq64[at * dim], dz, &tk[key(j) * dim], dim);
+            add_scaled(&tdk64[key(j) * dim], tdz, &q[at * dim], dim), add_scaled(&tdk64[key(j) * dim], dz, &tq[at * dim], dim);
+            add_scaled(&tdv64[key(j) * dim_v], p[j] * below, y, dim_v), add_scaled(&tdv64[key(j) * dim_v], p[j], ty, dim_v);
         }
     }
 

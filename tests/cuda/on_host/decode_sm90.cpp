@@ -168,6 +168,12 @@ struct Problem {
         const int at = shift(b) + i;
         return (!c.causal || j <= at) && (c.window < 0 || j >= at - c.window);
     }
+    __attribute__((optimize("O3"))) static void add_sizes(double* sizes, double weight, const T* values, double& largest) {
+        for (int e = 0; e < kValues; ++e) {
+            const double size = std::fabs(wide(values[e]));
+            sizes[e] += weight * size, largest = size > largest ? size : largest;
+        }
+    }
     // The largest error of a row, in units of its error bound.
     double worst(int b, int i, int h) {
         std::vector<T> query(kDim);
@@ -179,14 +185,10 @@ struct Problem {
         for (int j = 0; j < existing(b); ++j) {
             if (!sees(b, i, j)) continue;
             const T *const x = key(wanted_k, b, j, h / c.group), *const values = kInKeys ? x : key(wanted_v, b, j, h / c.group);
-            double score = 0;
-            for (int e = 0; e < kDim; ++e) score += wide(query[e]) * wide(x[e]);
-            const double weight = std::exp(score * static_cast<float>(kScale));
+            const double weight = std::exp(dot(query.data(), x, kDim) * static_cast<float>(kScale));
             sum += weight;
-            for (int e = 0; e < kValues; ++e) {
-                o[e] += weight * wide(values[e]), size[e] += weight * std::fabs(wide(values[e]));
-                largest_value = std::max(largest_value, std::fabs(wide(values[e])));
-            }
+            add_scaled(o.data(), weight, values, kValues);
+            add_sizes(size.data(), weight, values, largest_value);
         }
         const double total = sum + (c.sink ? std::exp(double{sinks[h]}) : 0);
         const double got = c.dense ? lse[(size_t(b) * c.heads() + h) * c.dense + i] : lse[size_t(h) * query_rows + cu[b] + i];

@@ -67,13 +67,13 @@ __attribute__((noipa)) inline void start(Position& present, const ucontext_t& fi
 }
 
 struct Fiber {
-    char* stack = nullptr;
-    Position position;
-    bool started = true, done = true;
     // A fiber that waits for a change of a 32-bit word is not resumed before the change.
     const void* watched = nullptr;
     uint32_t seen = 0;     // the word's value when the wait began
     bool counted = false;  // whether each check of the word counts as a poll (count_poll)
+    bool started = true, done = true;
+    char* stack = nullptr;
+    Position position;
 };
 
 struct Block {
@@ -81,13 +81,10 @@ struct Block {
     char* shared = nullptr;
     std::vector<Fiber> fibers;
     Barrier all, warps[kMaxWarps], named[16];
-    Barrier cluster;                   // of its cluster, if this is the first thread block of one
-    uint64_t slots[kMaxWarps][32][8];  // values exchanged by the lanes of a warp
-    std::vector<unsigned> slowness;    // a warp runs in one of this many rounds
-
-    bool is_done() const {
-        return std::all_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return fiber.done; });
-    }
+    Barrier cluster;                 // of its cluster, if this is the first thread block of one
+    void* registers[kMaxWarps][32];  // what the lanes of a warp give to in_warp()
+    unsigned running = 0;            // threads that have not ended
+    std::vector<unsigned> slowness;  // a warp runs in one of this many rounds
 };
 
 struct Machine {
@@ -162,17 +159,29 @@ inline int resident_thread() {
 inline int warp() { return machine.thread / 32; }
 inline int lane() { return machine.thread % 32; }
 inline void wait_for_warp() { wait(machine.block->warps[warp()], 32); }
-inline uint64_t (&shown_by(int lane))[8] { return machine.block->slots[warp()][lane]; }
+
+// An instruction of the whole warp: the last lane that calls this runs `what` for all lanes, the others wait for it. `mine`: what
+// this lane gives and takes; what(lanes) gets a function of a lane's number that returns what that lane gave. It must not yield.
+template <class Registers, class What>
+void in_warp(Registers& mine, const What& what) {
+    void*(&given)[32] = machine.block->registers[warp()];
+    Barrier& barrier = machine.block->warps[warp()];
+    given[lane()] = &mine;
+    if (barrier.waiting == 31) what([&](int lane) -> Registers& { return *static_cast<Registers*>(given[lane]); });
+    wait(barrier, 32);
+}
 
 inline void run_fiber() {
     machine.kernel();
     if (machine.at_end) machine.at_end();
     machine.block->fibers[machine.thread].done = true;
+    --machine.block->running;
     while (true) yield();
 }
 
 inline void start_block(Block& block, unsigned index) {
     block.index = index;
+    block.running = machine.threads;
     block.all = block.cluster = {};
     for (Barrier& barrier : block.warps) barrier = {};
     for (Barrier& barrier : block.named) barrier = {};
@@ -236,9 +245,12 @@ inline void do_later(std::function<void()> what) {
 }
 
 inline void run_warp(unsigned warp) {
-    for (machine.thread = warp * 32; machine.thread < min(warp * 32 + 32, machine.threads); ++machine.thread) {
-        Fiber& fiber = machine.block->fibers[machine.thread];
-        if (!fiber.done && !goes_on_waiting(fiber)) resume(fiber);
+    Fiber* const fibers = machine.block->fibers.data();
+    const unsigned end = min(warp * 32 + 32, machine.threads);
+    for (unsigned thread = warp * 32; thread < end; ++thread) {
+        if (fibers[thread].done || goes_on_waiting(fibers[thread])) continue;
+        machine.thread = thread;
+        resume(fibers[thread]);
     }
 }
 
@@ -271,7 +283,7 @@ inline std::vector<unsigned> order_of_clusters() {
 // Begins the next cluster in the resident places from `place` on, if they are free. Returns whether any of them is in use then.
 inline bool fill_places(size_t place, const std::vector<unsigned>& order, size_t& begun) {
     const auto first = machine.resident.begin() + place, last = first + machine.cluster;
-    if (std::any_of(first, last, [](const Block& block) { return !block.is_done(); })) return true;
+    if (std::any_of(first, last, [](const Block& block) { return block.running > 0; })) return true;
     if (begun == order.size()) return false;
     for (unsigned rank = 0; rank < machine.cluster; ++rank) start_block(first[rank], order[begun] * machine.cluster + rank);
     ++begun;
@@ -304,7 +316,7 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> kern
         bool any = false;
         for (size_t place = 0; place < machine.resident.size(); ++place) {
             if (place % cluster == 0) any |= fill_places(place, order, begun);
-            if (!machine.resident[place].is_done()) run_round(machine.resident[place], round);
+            if (machine.resident[place].running > 0) run_round(machine.resident[place], round);
         }
         if (!any) break;
         complete_some();
@@ -319,11 +331,25 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> kern
 // The value of lane `from`.
 template <class T>
 T exchange(T x, int from) {
-    static_assert(sizeof(T) <= 8, "");
-    std::memcpy(&shown_by(lane())[0], &x, sizeof x);
-    wait_for_warp();
-    std::memcpy(&x, &shown_by(from & 31)[0], sizeof x);
-    wait_for_warp();
+    struct Lane {
+        T x;
+        int from;
+        T taken;
+    } mine{x, from & 31, x};
+    in_warp(mine, [](const auto& lanes) {
+        for (int i = 0; i < 32; ++i) lanes(i).taken = lanes(lanes(i).from).x;
+    });
+    return mine.taken;
+}
+
+// combine(x of all lanes before, x of the next one), in the order of the lanes; the same in all of them.
+template <class T, class Combine>
+T reduce(T x, const Combine& combine) {
+    in_warp(x, [&](const auto& lanes) {
+        T all = lanes(0);
+        for (int i = 1; i < 32; ++i) all = combine(all, lanes(i));
+        for (int i = 0; i < 32; ++i) lanes(i) = all;
+    });
     return x;
 }
 
@@ -354,20 +380,13 @@ T __shfl_up_sync(unsigned, T x, int by) {
     return emulation::exchange(x, max(emulation::lane() - by, by > emulation::lane() ? emulation::lane() : 0));
 }
 inline unsigned __ballot_sync(unsigned, bool vote) {
-    emulation::shown_by(emulation::lane())[0] = vote;
-    emulation::wait_for_warp();
-    unsigned votes = 0;
-    for (int i = 0; i < 32; ++i) votes |= static_cast<unsigned>(emulation::shown_by(i)[0]) << i;
-    emulation::wait_for_warp();
-    return votes;
+    return emulation::reduce(vote ? 1u << emulation::lane() : 0u, [](unsigned x, unsigned y) { return x | y; });
 }
 inline int __reduce_max_sync(unsigned, int x) {
-    for (int step = 16; step > 0; step /= 2) x = max(x, emulation::exchange(x, emulation::lane() ^ step));
-    return x;
+    return emulation::reduce(x, [](int a, int b) { return max(a, b); });
 }
 inline int __reduce_min_sync(unsigned, int x) {
-    for (int step = 16; step > 0; step /= 2) x = min(x, emulation::exchange(x, emulation::lane() ^ step));
-    return x;
+    return emulation::reduce(x, [](int a, int b) { return min(a, b); });
 }
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 inline int __syncthreads_or(int vote) {

@@ -68,14 +68,15 @@ struct Problem : TangentProblem {
         for (int j = 0; j < kKeys; ++j) {
             const double p = std::exp(s[j] - log_sum);
             mu += p * ts[j];
-            for (int c = 0; c < kDimV; ++c) o[c] += p * keep(row, j, head) * wide(v[j * kDimV + c]);
+            if (p > 0) add_scaled(o.data(), p * keep(row, j, head), &v[j * kDimV], kDimV);
         }
         mu64[head * kRows + row] = mu;
         const size_t first = at(row, head, kDimV);
         for (int j = 0; j < kKeys; ++j) {
             const double p = std::exp(s[j] - log_sum) * (s[j] == -INFINITY ? 0 : keep(row, j, head));
-            for (int c = 0; c < kDimV; ++c)
-                to64[first + c] += p * ((ts[j] - mu) * wide(v[j * kDimV + c]) + wide(tv[j * kDimV + c]));
+            if (p == 0) continue;
+            add_scaled(&to64[first], p * (ts[j] - mu), &v[j * kDimV], kDimV);
+            add_scaled(&to64[first], p, &tv[j * kDimV], kDimV);
         }
         double &of_out = delta64[head * kRows + row], &moved = tdelta64[head * kRows + row];
         of_out = -dlse[head * kRows + row], moved = -tdlse[head * kRows + row];

@@ -134,12 +134,6 @@ struct Problem {
         return plan;
     }
 
-    static double dot(const T* a, const T* b, int n) {
-        double sum = 0;
-        for (int d = 0; d < n; ++d) sum += wide(a[d]) * wide(b[d]);
-        return sum;
-    }
-
     struct Row {
         bool sees_keys;
         double lse, mu, delta, tdelta;
@@ -169,10 +163,10 @@ struct Problem {
         for (int j = 0; j < length_k; ++j) row.mu += std::exp(s[j] - row.lse) * ts[j];
         for (int j = 0; j < length_k; ++j) {
             const double p = std::exp(s[j] - row.lse);
-            for (int x = 0; p > 0 && x < dim_v; ++x) {
-                const double value = wide(v[key(j) * dim_v + x]), tangent = c.given & 4 ? wide(tv[key(j) * dim_v + x]) : 0;
-                row.out[x] += p * value, row.tout[x] += p * ((ts[j] - row.mu) * value + tangent);
-            }
+            if (p == 0) continue;
+            add_scaled(row.out.data(), p, &v[key(j) * dim_v], dim_v);
+            add_scaled(row.tout.data(), p * (ts[j] - row.mu), &v[key(j) * dim_v], dim_v);
+            if (c.given & 4) add_scaled(row.tout.data(), p, &tv[key(j) * dim_v], dim_v);
         }
         const size_t number = size_t(h) * queries.rows + queries.start[b] + i;
         row.delta = -dlse[number], row.tdelta = -tdlse[number];

@@ -22,6 +22,7 @@ template <class Number>
 double wide(Number x) {
     return libflash::cuda::to_float(x);
 }
+inline double wide(double x) { return x; }
 
 template <class Number>
 std::vector<double> wide(const std::vector<Number>& x) {
@@ -31,16 +32,18 @@ std::vector<double> wide(const std::vector<Number>& x) {
 }
 
 // The sums of the checks. With the compiler options of the programs (emulated_programs.py) they would take half of a run.
-__attribute__((optimize("O3"))) inline double dot(const double* a, const double* b, int count) {
+template <class A, class B>
+__attribute__((optimize("O3"))) double dot(const A* a, const B* b, int count) {
     double sums[4] = {}, sum = 0;
     int i = 0;
     for (; i + 4 <= count; i += 4)
-        for (int n = 0; n < 4; ++n) sums[n] += a[i + n] * b[i + n];
-    for (; i < count; ++i) sum += a[i] * b[i];
+        for (int n = 0; n < 4; ++n) sums[n] += wide(a[i + n]) * wide(b[i + n]);
+    for (; i < count; ++i) sum += wide(a[i]) * wide(b[i]);
     return sum + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
-__attribute__((optimize("O3"))) inline void add_scaled(double* sums, double factor, const double* x, int count) {
-    for (int i = 0; i < count; ++i) sums[i] += factor * x[i];
+template <class Number>
+__attribute__((optimize("O3"))) void add_scaled(double* sums, double factor, const Number* x, int count) {
+    for (int i = 0; i < count; ++i) sums[i] += factor * wide(x[i]);
 }
 
 inline __half rounded(double x, __half) { return __double2half(x); }

@@ -88,7 +88,7 @@ struct Problem {
         std::vector<double> s(kKeys, -INFINITY), slope(kKeys, 1);
         double sum = rare ? std::exp(double{sink[head]}) : 0, delta = 0;
         for (int j = std::max(0, kFirstRow + row - kLeft); j <= kFirstRow + row; ++j) {
-            s[j] = scale * dot(&q[at], &k[size_t{static_cast<size_t>(j)} * kDim]);
+            s[j] = scale * dot(&q[at], &k[size_t{static_cast<size_t>(j)} * kDim], kDim);
             const double tanh_z = std::tanh(s[j] / kCap);
             if (rare) slope[j] = 1 - tanh_z * tanh_z, s[j] = kCap * tanh_z;
             sum += std::exp(s[j]);
@@ -97,7 +97,7 @@ struct Problem {
         for (int j = 0; j < kKeys; ++j) {
             const double p = std::exp(s[j] - log_sum);
             if (p == 0 || !keeps(row, head, j)) continue;
-            for (int c = 0; c < kDim; ++c) o64[at + c] += factor * p * wide(v[j * kDim + c]);
+            add_scaled(&o64[at], factor * p, &v[j * kDim], kDim);
         }
         // Backward gets the rounded output.
         for (int c = 0; c < kDim; ++c) delta += wide(T(static_cast<float>(o64[at + c]))) * wide(dout[at + c]);
@@ -106,12 +106,10 @@ struct Problem {
             const double p = std::exp(s[j] - log_sum);
             if (p == 0) continue;
             const double keep = keeps(row, head, j) ? factor : 0;
-            const double ds = p * (keep * dot(&dout[at], &v[j * kDim]) - delta) * slope[j] * scale;
-            for (int c = 0; c < kDim; ++c) {
-                dq64[at + c] += ds * wide(k[j * kDim + c]);
-                dk64[j * kDim + c] += ds * wide(q[at + c]);
-                dv64[j * kDim + c] += keep * p * wide(dout[at + c]);
-            }
+            const double ds = p * (keep * dot(&dout[at], &v[j * kDim], kDim) - delta) * slope[j] * scale;
+            add_scaled(&dq64[at], ds, &k[j * kDim], kDim);
+            add_scaled(&dk64[j * kDim], ds, &q[at], kDim);
+            add_scaled(&dv64[j * kDim], keep * p, &dout[at], kDim);
         }
     }
 };

@@ -39,11 +39,6 @@ struct TangentProblem {
     }
 
     static size_t at(int row, int head, int dim) { return (size_t(row) * kHeads + head) * dim; }
-    static double dot(const T* a, const T* b, int n) {
-        double sum = 0;
-        for (int c = 0; c < n; ++c) sum += wide(a[c]) * wide(b[c]);
-        return sum;
-    }
     bool sees(int row, int key) const {
         const int diagonal = row + kKeys - kUsed;
         if (without_keys || row >= kUsed || key > diagonal || key < diagonal - kLeft) return false;

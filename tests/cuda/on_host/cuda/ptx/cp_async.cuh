@@ -3,7 +3,6 @@
 #pragma once
 
 #include <deque>
-#include <map>
 #include <vector>
 
 #include "emulation.h"
@@ -47,8 +46,8 @@ struct AsyncCopy {
     }
 };
 inline bool late_copies = false;
-inline std::map<unsigned, std::deque<std::vector<AsyncCopy>>>
-    copies_under_way;  // the groups of each thread; the last group is not committed yet
+// The groups of each thread; the last group is not committed yet.
+inline std::deque<std::vector<AsyncCopy>> copies_under_way[emulation::kMaxWarps * 32];
 inline std::deque<std::vector<AsyncCopy>>& own_copies() {
     auto& groups = copies_under_way[threadIdx.x];
     if (groups.empty()) groups.emplace_back();

@@ -33,75 +33,86 @@ void wgmma_wait() {
 template <int kCount>
 void wgmma_fence_operand(float (&)[kCount]) {}
 
-// Element (row, k) of an operand with contiguous k, or (k, column) of a transposed one.
+// Reads eight elements of an operand with contiguous k, (row, k) to (row, k + 7), or of a transposed one, to (row + 7, k).
 template <class T>
-__attribute__((always_inline)) inline float element_of(uint64_t descriptor, bool transposed, int row, int k) {
+void eight_elements(float (&x)[8], uint64_t descriptor, bool transposed, int row, int k) {
     const auto field = [&](int shift) { return static_cast<uint32_t>(descriptor >> shift & 0x3fff) << 4; };
     const uint32_t across = row / 64 * field(16) + k / 8 * field(32) + k % 8 * 128 + row % 64 * 2;
     const uint32_t along = row / 8 * field(32) + row % 8 * 128 + k * 2;
     const uint32_t at = field(0) + (transposed ? across : along);
-    T x;
-    std::memcpy(&x, shared_pointer(at ^ (at >> 7 & 7) << 4), 2);
-    return to_float(x);
+    T stored[8];
+    std::memcpy(stored, shared_pointer(at ^ (at >> 7 & 7) << 4), sizeof stored);
+    for (int i = 0; i < 8; ++i) x[i] = to_float(stored[i]);
 }
 
-// The operands of a product of a warp as floats: its lanes convert a part each.
-struct WarpOperands {
-    float a[16][16];     // [row][k]
-    float b[4][16][64];  // [lane % 4][k][column of these lanes]
-};
-inline WarpOperands& operands_of_warp() {
-    static WarpOperands of_warps[emulation::kMostResident * emulation::kMaxWarps];
-    return of_warps[emulation::resident_thread() / 32];
+// Calls store(row, k, x) for every element x of an operand of that many rows and 16 columns k.
+template <class T, bool kTransposed, class Store>
+void for_elements(uint64_t descriptor, int first_row, int rows, const Store& store) {
+    for (int i = 0; i < rows * 2; ++i) {
+        const int row = kTransposed ? i / 16 * 8 : i / 2, k = kTransposed ? i % 16 : i % 2 * 8;
+        float x[8];
+        eight_elements<T>(x, descriptor, kTransposed, first_row + row, k);
+        for (int e = 0; e < 8; ++e) store(kTransposed ? row + e : row, kTransposed ? k : k + e, x[e]);
+    }
 }
 
 template <class T, int kN>
 struct Wgmma {
-    // The lane's part of `b`. Columns 8 n + 2 q and the one after it belong to the lanes whose number modulo 4 is q.
-    template <bool kTransposedB>
-    __attribute__((optimize("O3"))) static void convert(WarpOperands& of_warp, uint64_t b) {
-        for (int i = emulation::lane(); i < kN * 16; i += 32) {
-            const int col = i / 16, k = i % 16;
-            of_warp.b[col / 2 % 4][k][col / 8 * 2 + col % 2] = element_of<T>(b, kTransposedB, col, k);
-        }
+    // The operands of a warp as floats.
+    struct Operands {
+        float a[16][16], b[16][kN];  // [row][k], [k][column]
+    };
+    struct Lane {
+        float (&d)[kN / 2];
+        const uint32_t (&a)[4];  // of multiply()
+    };
+
+    template <bool kTransposed>
+    static void convert_b(float (&b)[16][kN], uint64_t descriptor) {
+        for_elements<T, kTransposed>(descriptor, 0, kN, [&](int col, int k, float x) { b[k][col] = x; });
     }
-    // After all lanes have converted. The sum is rounded once, as that of mma_m16n8k16.
-    __attribute__((optimize("O3"))) static void add(float (&d)[kN / 2], const WarpOperands& of_warp, int lane, bool accumulate) {
-        for (int r = 0; r < 2; ++r) {
-            double sums[kN / 4];
-            for (int j = 0; j < kN / 4; ++j) sums[j] = accumulate ? d[j / 2 * 4 + r * 2 + j % 2] : 0.0f;
+    // The sum is rounded once, as that of mma_m16n8k16.
+    template <class Lanes>
+    static void add(const Lanes& lanes, const Operands& operands, bool accumulate) {
+        for (int row = 0; row < 16; ++row) {
+            const auto at = [&](int col) -> float& {
+                return lanes(row % 8 * 4 + col % 8 / 2).d[col / 8 * 4 + row / 8 * 2 + col % 2];
+            };
+            double sums[kN];
+            for (int col = 0; col < kN; ++col) sums[col] = accumulate ? at(col) : 0.0f;
             for (int k = 0; k < 16; ++k) {
-                const double left = of_warp.a[lane / 4 + r * 8][k];
-                const float* right = of_warp.b[lane % 4][k];
-                for (int j = 0; j < kN / 4; ++j) sums[j] += left * right[j];
+                const double left = operands.a[row][k];
+                for (int col = 0; col < kN; ++col) sums[col] += left * operands.b[k][col];
             }
-            for (int j = 0; j < kN / 4; ++j) d[j / 2 * 4 + r * 2 + j % 2] = static_cast<float>(sums[j]);
+            for (int col = 0; col < kN; ++col) at(col) = static_cast<float>(sums[col]);
         }
-    }
-    template <bool kTransposedB>
-    static void convert_and_add(float (&d)[kN / 2], WarpOperands& of_warp, uint64_t b, bool accumulate) {
-        convert<kTransposedB>(of_warp, b);
-        emulation::wait_for_warp();
-        add(d, of_warp, emulation::lane(), accumulate);
-        emulation::wait_for_warp();
     }
 
     template <bool kTransposedB, bool kTransposedA = false>
     static void multiply_shared(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate) {
         issue([=, &d] {
-            WarpOperands& of_warp = operands_of_warp();
-            for (int i = emulation::lane(); i < 256; i += 32)
-                of_warp.a[i / 16][i % 16] = element_of<T>(a, kTransposedA, emulation::warp() % 4 * 16 + i / 16, i % 16);
-            convert_and_add<kTransposedB>(d, of_warp, b, accumulate);
+            const uint32_t none[4] = {};
+            Lane mine{d, none};
+            emulation::in_warp(mine, [=](const auto& lanes) {
+                static Operands operands;
+                for_elements<T, kTransposedA>(a, emulation::warp() % 4 * 16, 16,
+                                              [](int row, int k, float x) { operands.a[row][k] = x; });
+                convert_b<kTransposedB>(operands.b, b);
+                add(lanes, operands, accumulate);
+            });
         });
     }
 
     template <bool kTransposedB>
     static void multiply(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
         issue([=, &d, &a] {
-            WarpOperands& of_warp = operands_of_warp();
-            store_fragment<T>(of_warp.a, a);
-            convert_and_add<kTransposedB>(d, of_warp, b, accumulate);
+            Lane mine{d, a};
+            emulation::in_warp(mine, [=](const auto& lanes) {
+                static Operands operands;
+                for (int lane = 0; lane < 32; ++lane) store_fragment<T>(operands.a, lane, lanes(lane).a);
+                convert_b<kTransposedB>(operands.b, b);
+                add(lanes, operands, accumulate);
+            });
         });
     }
 };
