@@ -3,6 +3,7 @@
 
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm90/backward_consumer_state.cuh"
+#include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
 #include "cuda/sm90/backward_work_tiles.cuh"
@@ -41,6 +42,16 @@ struct BackwardDividedState : BackwardConsumerState<Traits> {
     }
     __device__ __forceinline__ void release_queries(int stage) const {
         if (arrives_for_warp(lane)) queries.empty_of(stage).arrive();
+    }
+    // Writes a gradient through the stage of Q and dO that the producer leaves free. Calls store(offset of the stage's Q from the
+    // tiles).
+    template <class Store>
+    __device__ __forceinline__ void store_through_free_stage(const BackwardEpilogue<Traits>& epilogue, const Store& store) {
+        queries.wait_full();
+        store(Tiles::q(0, queries.stage));
+        epilogue.wait(lane);
+        release_queries(queries.stage);
+        queries.advance();
     }
     __device__ __forceinline__ uint32_t statistics() const {
         return BackwardScores<Traits>::statistics_of_lane(addresses.tiles, queries.stage, lane);

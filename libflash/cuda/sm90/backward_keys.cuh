@@ -34,14 +34,10 @@ struct BackwardKeysWarpgroup {
             const auto at = query_tiles.first();
             if (at.left > 0) loop_over_queries(c, at);
             work_tiles.release_v(lane);
-            // dK is written through the stage of Q and dO that the producer leaves free: the part of dO. dV has the part of Q.
-            c.queries.wait_full();
-            const int stage = static_cast<int>(Tiles::dout_of(Tiles::q(0, c.queries.stage)));
-            epilogue.store_dk({context.tile(), c.first_key_again(), stage}, lane, c.sums,
-                              undo_exponent_shift<T>() * context.params.softmax_scale);
-            epilogue.wait(lane);
-            c.release_queries(c.queries.stage);
-            c.queries.advance();
+            c.store_through_free_stage(epilogue, [&](uint32_t stage) {  // through dO's part; dV has Q's
+                epilogue.store_dk({context.tile(), c.first_key_again(), static_cast<int>(Tiles::dout_of(stage))}, lane, c.sums,
+                                  undo_exponent_shift<T>() * context.params.softmax_scale);
+            });
             work_tiles.release();
         }
     }

@@ -34,14 +34,10 @@ struct BackwardValuesWarpgroup {
             const auto at = query_tiles.first();
             if (at.left > 0) loop_over_queries(c, at);
             work_tiles.release_k(lane);
-            // dV is written through the stage of Q and dO that the producer leaves free: the part of Q.
-            c.queries.wait_full();
-            const int stage = static_cast<int>(Tiles::q(0, c.queries.stage));
-            epilogue.store_dv({context.tile(), c.first_key_again(), stage}, lane, c.sums,
-                              undo_exponent_shift<T>() * Traits::kUndoProbabilityShift);
-            epilogue.wait(lane);
-            c.release_queries(c.queries.stage);
-            c.queries.advance();
+            c.store_through_free_stage(epilogue, [&](uint32_t stage) {  // through Q's part
+                epilogue.store_dv({context.tile(), c.first_key_again(), static_cast<int>(stage)}, lane, c.sums,
+                                  undo_exponent_shift<T>() * Traits::kUndoProbabilityShift);
+            });
             work_tiles.release();
         }
     }

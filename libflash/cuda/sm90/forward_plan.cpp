@@ -1,6 +1,5 @@
 // The forward plan of sm_90a: persistent thread blocks, one per multiprocessor, with a static or a dynamic tile scheduler.
 #include <algorithm>
-#include <utility>
 
 #include "cuda/host/limits.h"
 #include "cuda/host/long_sums.h"
@@ -22,28 +21,32 @@ bool has_too_many_keys(const KernelConfig& config, const AttentionProblem& probl
 }
 
 // Under a causal mask a static schedule pairs long work tiles with short ones; a dynamic schedule begins with the longest.
-ScheduleParams schedule_of(const ForwardPlan& plan, const AttentionProblem& problem) {
-    const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, paired = causal && !plan.dynamic;
+ScheduleParams schedule_of(int tile_q, bool dynamic, const AttentionProblem& problem) {
+    const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, paired = causal && !dynamic;
     // With kL2Bytes as the size of a head, each head group has one head: the thread blocks then share its keys and values in L2.
-    ScheduleParams schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q * (paired ? 2 : 1),
-                                              kL2Bytes, causal && !paired);
+    ScheduleParams schedule =
+        schedule_params(problem.q_rows, problem.batch, problem.heads_q, tile_q * (paired ? 2 : 1), kL2Bytes, causal && !paired);
     schedule.paired = paired;
     return schedule;
 }
 
-// The plan with the tiles and the schedule of an instance. Sets `launch`; its time is that of a static schedule.
-ForwardPlan with_instance(ForwardPlan plan, ForwardInstance kind, const KernelConfig& config, const AttentionProblem& problem,
-                          int64_t multiprocessors, StaticLaunch& launch) {
-    plan.instance = {static_cast<int>(kind), forward_kind_name(kind)};
-    plan.tile_q = forward_tile_q(config, kind);
-    plan.tile_k = forward_tile_k(config, kind);
-    plan.schedule = schedule_of(plan, problem);
+// The tiles, the schedule and the launch of an instance. The time of the launch is known for a static schedule only.
+struct InstancePlan {
+    int tile_q, tile_k;
+    ScheduleParams schedule;
+    StaticLaunch launch;
+};
+
+InstancePlan plan_instance(ForwardInstance kind, bool dynamic, const KernelConfig& config, const AttentionProblem& problem,
+                           int64_t multiprocessors) {
+    InstancePlan plan{forward_tile_q(config, kind), forward_tile_k(config, kind), {}, {}};
+    plan.schedule = schedule_of(plan.tile_q, dynamic, problem);
     const int64_t units = blocks_of(plan.schedule);
-    launch = {std::min(units, multiprocessors), 0};
-    if (plan.dynamic || units == 0) return plan;
+    plan.launch = {std::min(units, multiprocessors), 0};
+    if (dynamic || units == 0) return plan;
     QueryTileTimes times = query_tile_times(problem, plan.tile_q, plan.tile_k);
     if (kind == ForwardInstance::narrow) times.of_key_tile = 79;  // measured, over that of the plain instance
-    launch = set_static_schedule(plan.schedule, problem, times, multiprocessors);
+    plan.launch = set_static_schedule(plan.schedule, problem, times, multiprocessors);
     return plan;
 }
 
@@ -60,20 +63,25 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     const bool block_mask = problem.block_mask.present || (!general && has_too_many_keys(config, problem));
     // With sm_margin, other kernels run concurrently and some thread blocks begin late: a dynamic schedule gives these less work.
     plan.dynamic = lengths_on_device || block_mask || problem.request.sm_margin > 0;
-    const ForwardInstance kind = config.statistics ? forward_statistics_instance(plan.dynamic, problem.entropy.present)
-                                                   : forward_instance(config, general, plan.dynamic, block_mask);
-    StaticLaunch launch;
-    plan = with_instance(plan, kind, config, problem, device.multiprocessors, launch);
+    ForwardInstance kind = config.statistics ? forward_statistics_instance(plan.dynamic, problem.entropy.present)
+                                             : forward_instance(config, general, plan.dynamic, block_mask);
+    const auto plan_of = [&](ForwardInstance of) {
+        return plan_instance(of, plan.dynamic, config, problem, device.multiprocessors);
+    };
+    InstancePlan chosen = plan_of(kind);
     if (kind == ForwardInstance::plain && has_narrow_instance(config)) {
+        const InstancePlan narrow = plan_of(ForwardInstance::narrow);
         // A smaller gain than 3 % is within the error of these times.
-        StaticLaunch of_narrow;
-        ForwardPlan narrow = with_instance(plan, ForwardInstance::narrow, config, problem, device.multiprocessors, of_narrow);
-        if (100 * of_narrow.time < 97 * launch.time) plan = std::move(narrow), launch = of_narrow;
+        if (100 * narrow.launch.time < 97 * chosen.launch.time) chosen = narrow, kind = ForwardInstance::narrow;
     }
+    plan.instance = {static_cast<int>(kind), forward_kind_name(kind)};
+    plan.tile_q = chosen.tile_q;
+    plan.tile_k = chosen.tile_k;
+    plan.schedule = chosen.schedule;
     plan_head_maxima(plan, kernel, problem);
     if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
     const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
-    plan.attention = launch_shape(launch.blocks, resources(ForwardStep::attention));
+    plan.attention = launch_shape(chosen.launch.blocks, resources(ForwardStep::attention));
     if (forward_has_long_sums(config, kind)) plan_long_sums(plan, config, problem);
     if (plan.dynamic) {
         plan.order = launch_shape(1, resources(ForwardStep::order));
