@@ -84,6 +84,17 @@ def penalty_under_checkpoint(a: Attention) -> Any:
     return torch.autograd.grad(sum(x.square().sum() for x in first), own)
 
 
+def weighted_sum(a: Attention) -> Callable[..., torch.Tensor]:
+    """A loss linear in the results: the tangent of a constant factor is a tensor that PyTorch knows to be zero."""
+    weights = torch.linspace(-1, 2, 2 * 3 * 4 * 3, dtype=torch.float64).reshape(2, 3, 4, 3)
+
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out, lse = both(a, q, k, v, causal=True)
+        return (weights * out).sum() + (weights[..., 0].transpose(1, 2) * lse).sum()
+
+    return loss
+
+
 def mean_flow(a: Attention, stop: bool) -> Any:
     """A loss of an output and its tangent, and the gradients of parameters outside of the transform."""
     weight = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4).requires_grad_()
@@ -104,6 +115,7 @@ DERIVATIVES: dict[str, Callable[[Attention], Any]] = {
     "grad-grad": grad_of_grad,
     "jvp-grad": lambda a: func.jvp(func.grad(loss_of(a), EVERY), (Q, K, V), (TQ, TK, TV)),
     "grad-jvp": lambda a: func.grad(lambda *x: func.jvp(loss_of(a), x, (TQ, TK, TV))[1].square(), EVERY)(Q, K, V),
+    "grad-jvp-weighted": lambda a: func.grad(lambda *x: func.jvp(weighted_sum(a), x, (TQ, TK, TV))[1], EVERY)(Q, K, V),
     "grad-tangent": lambda a: func.grad(lambda *t: func.jvp(loss_of(a), (Q, K, V), t)[1].square(), EVERY)(TQ, TK, TV),
     "hessian": lambda a: func.hessian(loss_of(a), EVERY)(Q, K, V),
     "jacrev-jacrev": lambda a: func.jacrev(func.jacrev(loss_of(a)))(Q, K, V),

@@ -97,6 +97,29 @@ def on_plain_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# Arguments that PyTorch computes: gradients, tangents, and tangents of gradients.
+COMPUTED = frozenset((*_torch_tangents.DIRECTION.values(), "dout", "dlse", "tout", "tlse", "tdout", "tdlse", "tdelta", "delta"))
+
+
+def with_dense_rows(schema: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A gradient or tangent that PyTorch knows to be zero has no memory. A kernel gets it as one number that is repeated along
+    every axis, and the library needs dense rows. Outside of the kernel its strides are dense: only here can it be found."""
+    names = [argument.name for argument in schema.arguments]
+    if COMPUTED.isdisjoint(names):
+        return function
+
+    def dense(name: str, x: Any) -> Any:
+        repeated = name in COMPUTED and isinstance(x, Tensor) and x.dim() > 0 and x.stride(-1) == 0
+        return x.contiguous() if repeated else x
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        given = {name: dense(name, x) for name, x in options.items()}
+        return function(*map(dense, names, args), **given)
+
+    return call
+
+
 def register() -> dict[str, Any]:
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
     operators = {}
@@ -105,7 +128,7 @@ def register() -> dict[str, Any]:
         library.define(text, tags=tags)
         operator = operators[name] = getattr(torch.ops.libflash, name).default
         schema = operator._schema
-        kernel = by_name(schema, on_plain_tensors(getattr(_torch_kernels, name)))
+        kernel = by_name(schema, on_plain_tensors(with_dense_rows(schema, getattr(_torch_kernels, name))))
         for key in ("CPU", "CUDA"):
             library.impl(name, kernel, key)
         fake = _torch_fake.without_data(schema, by_name(schema, getattr(_torch_fake, name)))
