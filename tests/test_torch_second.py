@@ -34,6 +34,7 @@ def small() -> list[torch.Tensor]:
 Q, K, V = small()
 TQ, TK, TV = (torch.randn_like(x) for x in (Q, K, V))
 EVERY = (0, 1, 2)
+SCALAR = torch.tensor(0.5, dtype=torch.float64)  # a bias without dimensions
 
 
 def both(attention: Attention, *x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +111,8 @@ DERIVATIVES: dict[str, Callable[[Attention], Any]] = {
     "jvp": lambda a: func.jvp(loss_of(a), (Q, K, V), (TQ, TK, TV)),
     "jvp-k": lambda a: func.jvp(lambda k: both(a, Q, k, V), (K,), (TK,)),
     "jvp-v": lambda a: func.jvp(lambda v: both(a, Q, K, v), (V,), (TV,)),
+    "jvp-scalar-bias": lambda a: func.jvp(lambda bias: both(a, Q, K, V, bias=bias), (SCALAR,), (SCALAR,)),
+    "hessian-scalar-bias": lambda a: func.hessian(lambda bias: both(a, Q, K, V, bias=bias)[1].sin().sum())(SCALAR),
     "jacfwd": lambda a: func.jacfwd(loss_of(a), EVERY)(Q, K, V),
     "linearize": lambda a: func.linearize(loss_of(a), Q, K, V)[1](TQ, TK, TV),
     "grad-grad": grad_of_grad,

@@ -81,8 +81,8 @@ def refuse_constants(names: Any, tangents: Any, differentiable: tuple[str, ...])
 
 
 def rows_contiguous(x: Tensor | None) -> Tensor | None:
-    """With dense rows, which the library requires."""
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+    """With dense rows, which the library requires. A bias may have no dimensions, and its tangent then has none either."""
+    return x if x is None or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
 def without_kernel(options: dict[str, Any]) -> dict[str, Any]:
