@@ -223,6 +223,18 @@ def test_packed_decode_under_vmap() -> None:
     assert torch.equal(torch.vmap(one)(queries), torch.stack([one(q) for q in queries]))
 
 
+def test_positions_in_any_order_of_axes_under_vmap() -> None:
+    """The slices of a mapped array of integers are dense for the library, whichever axis is mapped."""
+    q, k_cache, v_cache = (torch.randn(2, n, 2, 8) for n in (3, 9, 9))
+    positions = torch.arange(12, dtype=torch.int32).reshape(2, 2, 3)  # (batch, mapped, row)
+
+    def one(rows: torch.Tensor) -> torch.Tensor:
+        return libflash.torch.decode(q, k_cache, v_cache, q_positions=rows, window_size=(2, 0))
+
+    wanted = [one(rows.contiguous()) for rows in positions.unbind(1)]
+    assert torch.equal(torch.vmap(one, in_dims=1)(positions), torch.stack(wanted))
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
 def test_packed_decode_with_long_lengths_and_in_a_trace() -> None:
     """int64 lengths on the CPU, and torch.jit.trace."""
