@@ -265,6 +265,9 @@ def test_varlen_with_pages() -> None:
         got = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, cu_q, cu_k, 4, longest, causal=True, block_table=table)
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
     assert all(map(torch.allclose, gradients(got, pages_k, pages_v), gradients(wanted, pages_k, pages_v)))
+    with torch.device("meta"):  # the default device of a program is not that of its tensors
+        got = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, cu_q, cu_k, 4, 6, causal=True, block_table=table)
+    assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])

@@ -59,7 +59,7 @@ def check_gathered(used: Array, block_table: Array, k: Array, longest: int | Non
         raise InvalidError(f"max_seqlen_k is {longest}; it must be at least every length, or None ({most} keys)")
     if most > columns * page_size:
         raise InvalidError(f"{name}: a sequence has {most} keys; the columns of block_table have room for {columns * page_size}")
-    read = sys.modules["torch"].arange(columns) * page_size < used[:, None]
+    read = sys.modules["torch"].arange(columns, device=used.device) * page_size < used[:, None]
     absent = ((block_table < 0) | (block_table >= num_pages)) & read
     if absent.any():
         b, column = absent.nonzero()[0].tolist()
