@@ -476,10 +476,11 @@ def _full_lengths(q: Array, given: Any, batch: int) -> Array:
     if isinstance(given, bool) or not 0 <= int(given) < 2**31:
         raise InvalidError(f"cache_seqlens is {given}; as a number it must be 0 to 2**31 - 1")
     length = int(given)
-    for library, name in (("torch", "Tensor"), ("jax", "Array")):
-        if _is(q, library, name):
-            module = sys.modules["torch" if library == "torch" else "jax.numpy"]
-            return module.full((batch,), length, dtype=module.int32, device=q.device)
+    if _is(q, "torch", "Tensor"):
+        torch = sys.modules["torch"]
+        return torch.full((batch,), length, dtype=torch.int32, device=q.device)
+    if _is(q, "jax", "Array"):  # not on q's device: inside jit there is none, and JAX moves an array that is on no chosen device
+        return sys.modules["jax.numpy"].full((batch,), length, dtype="int32")
     module = q.__array_namespace__() if hasattr(q, "__array_namespace__") else sys.modules[type(q).__module__.partition(".")[0]]
     return module.full((batch,), length, dtype="int32")
 
