@@ -41,6 +41,8 @@ def test_refusals_come_from_the_library_while_tracing() -> None:
         (libflash.UnsupportedError, "no_such_kernel", {"kernel": "no_such_kernel"}),
         (libflash.UnsupportedError, "sm90", {"backend": "sm90"}),
         (TypeError, "window_size", {"window_size": 3}),
+        (libflash.InvalidError, r"window_size\[0\] is 9223372036854775808, which", {"window_size": (2**63, 0)}),
+        (libflash.InvalidError, "num_splits is 1180591620717411303424, which", {"num_splits": 2**70}),
         (ValueError, "longer than", {"kernel": "x" * 200}),
     ]
     for kind, text, options in refused:
@@ -50,6 +52,8 @@ def test_refusals_come_from_the_library_while_tracing() -> None:
         jax.grad(lambda slopes: attention(q, k, v, alibi_slopes=slopes).sum())(jnp.ones(4))
     with pytest.raises(libflash.InvalidError, match="k and v"):
         libflash.jax.decode(q, k, v, k=k)
+    with pytest.raises(libflash.InvalidError, match=r"shard\[2\] is 9223372036854775808, which"):
+        libflash.jax.decode(q, k, v, shard=(2, 0, 2**63))
     with pytest.raises(libflash.InvalidError, match=r"outs\[1\]"):
         libflash.jax.merge([q, k], [jnp.zeros((2, 4, 7))] * 2)
 

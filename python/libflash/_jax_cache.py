@@ -20,6 +20,7 @@ from ._jax_options import (
     lengths,
     operands,
     scale_array,
+    signed_integer,
     slot_numbers,
     static_options,
     switch,
@@ -112,7 +113,7 @@ def shard_options(shard: Any) -> dict[str, Any]:
     """The options for a shard of the keys, whose results are float32, as in libflash.decode."""
     if not isinstance(known(shard, "shard"), (tuple, list)) or len(shard) != 3:
         raise TypeError(f"shard must be a triple (count, index, keys), not {shard!r}")
-    count, index, keys = (integer(x, f"shard[{i}]") for i, x in enumerate(shard))
+    count, index, keys = (signed_integer(x, f"shard[{i}]") for i, x in enumerate(shard))
     if (count, index, keys) == (1, 0, 1):
         return {}
     return {"shard_count": count, "shard_index": index, "shard_keys": keys, "wide": count > 1}

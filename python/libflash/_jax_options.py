@@ -39,13 +39,21 @@ def text(x: str | None, name: str) -> str:
     return x or ""
 
 
+def signed_integer(x: Any, name: str) -> int:
+    """An integer that fits XLA's attributes, whose own error would not name it."""
+    value = integer(x, name)
+    if not -(2**63) <= value < 2**63:
+        raise InvalidError(f"{name} is {value}, which does not fit 64 bits")
+    return value
+
+
 def window(window_size: Any) -> dict[str, int]:
     if window_size is None:
         return {}
     known(window_size, "window_size")
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
-    left, right = (-1 if side is None else integer(side, f"window_size[{i}]") for i, side in enumerate(window_size))
+    left, right = (-1 if side is None else signed_integer(side, f"window_size[{i}]") for i, side in enumerate(window_size))
     return {} if left == right == -1 else {"window_left": left, "window_right": right}
 
 
@@ -75,7 +83,7 @@ def options_of(function: str) -> list[Option]:
     return [option for option in OPTIONS if function in option.functions and option.jax]
 
 
-READERS: dict[str, tuple[Callable[[Any, str], Any], Any]] = {"float": (real, 0.0), "int": (integer, 0), "str": (text, "")}
+READERS: dict[str, tuple[Callable[[Any, str], Any], Any]] = {"float": (real, 0.0), "int": (signed_integer, 0), "str": (text, "")}
 STATIC = {
     function: [
         (option, *READERS[option.kind.type])
