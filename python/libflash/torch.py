@@ -85,7 +85,8 @@ def attention(
 
     seed : int, int64 tensor of two elements (seed, offset), or None
         None draws both from the default generator of q's device (torch.manual_seed) in each call and in each replay of a CUDA
-        graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
+        graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs. For DTensors the seed is an
+        integer, the same on all ranks, or a DTensor.
     kernel : the forward kernel; the library chooses the backward kernel.
     deterministic : bool
         The gradients have the same bits in every run; raises UnsupportedError if no kernel supports it. On the CPU they always
@@ -206,6 +207,9 @@ def with_causal_bias(q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
 
 def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Add the dropout mask's seed and offset: as numbers, or as a tensor on q's device, which a graph can compute in each run."""
+    if hasattr(q, "placements") and not hasattr(seed, "placements") and (seed is None or isinstance(seed, Tensor)):
+        given = "None" if seed is None else "a plain tensor"
+        raise InvalidError(f"seed is {given}; for DTensors with dropout_p it must be an integer or a DTensor, equal on all ranks")
     if seed is None:
         seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if isinstance(seed, Tensor):

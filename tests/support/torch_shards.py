@@ -55,6 +55,9 @@ def check_dropout_masks_are_those_of_the_whole() -> None:
     for dropout_p in (0.0, 0.5):
         got = libflash.torch.attention(*shards, dropout_p=dropout_p, seed=0).full_tensor()
         torch.testing.assert_close(got, libflash.torch.attention(*whole, dropout_p=dropout_p, seed=0))
+    numbers = torch.tensor([3, 4])
+    got = libflash.torch.attention(*shards, dropout_p=0.5, seed=distribute_tensor(numbers, mesh, [Replicate()])).full_tensor()
+    torch.testing.assert_close(got, libflash.torch.attention(*whole, dropout_p=0.5, seed=numbers))
 
 
 def check_merge_and_decode() -> None:
@@ -92,6 +95,9 @@ def check_refusals_name_the_dtensor() -> None:
     assert "DTensor" in refusal(lambda: libflash.torch.attention(q, shard, q))
     assert "DTensor" in refusal(lambda: libflash.attention(q, q, shard))
     assert "k is a torch.distributed.tensor.DTensor" in refusal(lambda: libflash.attention_backward(q, q, shard, q, q, q))
+    for seed, given in ((None, "None"), (torch.tensor([3, 4]), "a plain tensor")):  # each rank would draw numbers of its own
+        refused = refusal(lambda seed=seed: libflash.torch.attention(shard, shard, shard, dropout_p=0.5, seed=seed))
+        assert f"seed is {given}; for DTensors" in refused
     appended = refusal(lambda: libflash.torch.decode(shard, shard, shard, k=shard, v=shard))
     assert "decode_append" in appended
     assert "shard" in appended
