@@ -166,6 +166,22 @@ def test_exports(strict: bool) -> None:
     torch.testing.assert_close(program.module()(longer), layer(longer))
 
 
+class HalfWindow(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return libflash.torch.attention(x, x, x, window_size=(x.shape[1] // 2, 0))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exports_a_window_that_depends_on_the_length(strict: bool) -> None:
+    """The check of shapes while PyTorch traces does not fix the window."""
+    seqlen = torch.export.Dim("seqlen", min=2, max=64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch's own tools
+        program = torch.export.export(HalfWindow(), (torch.randn(2, 6, 4, 8),), dynamic_shapes={"x": {1: seqlen}}, strict=strict)
+    longer = torch.randn(2, 11, 4, 8)
+    torch.testing.assert_close(program.module()(longer), HalfWindow()(longer))
+
+
 def test_meta_tensors_have_shapes() -> None:
     q, k, v = (x.detach().to("meta") for x in qkv(torch.bfloat16))
     out, lse = libflash.torch.attention(q, k, v, return_lse=True)

@@ -41,6 +41,8 @@ def shape_of(x: Any) -> Any:
     because what the CPU refuses, every device refuses."""
     if isinstance(x, BlockMask):
         return BlockMask(*(shape_of(getattr(x, name)) for name in BLOCK_LISTS))
+    if isinstance(x, (list, tuple)):
+        return [shape_of(size) for size in x]  # a window or a shard
     if not isinstance(x, Tensor):
         return known_size(x) if isinstance(x, torch.SymInt) else x
     device = "cuda" if x.device.type == "cuda" else "cpu"
