@@ -141,6 +141,17 @@ def test_derivative(name: str) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
+def test_gradient_of_a_tangent_without_transforms() -> None:
+    """Outside of its dual level, too, where the gradient of out is a tensor that PyTorch knows to be zero."""
+    wanted = func.grad(lambda q: func.jvp(lambda y: weighted_sum(eager)(y, K, V), (q,), (TQ,))[1])(Q)
+    q = Q.clone().requires_grad_()
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(weighted_sum(A)(forward_ad.make_dual(q, TQ), K, V)).tangent
+        inside = torch.autograd.grad(tangent, q, retain_graph=True)
+    for (got,) in (inside, torch.autograd.grad(tangent, q)):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
 ALONE = ["attention_with_tangent"]
 CALLS: dict[str, list[str]] = {
     "jvp": ALONE,

@@ -182,8 +182,10 @@ def run_backward(inputs: tuple[Tensor, ...], dlse: Tensor | None, options: dict[
     if torch.compiler.is_compiling():  # by compiled autograd
         return torch.ops.libflash.attention_backward.default(*inputs, **options)
     dout, q, k, v, _, _ = inputs
-    batched = is_batched(dout) or (dlse is not None and is_batched(dlse))  # torch.autograd.grad(is_grads_batched=True)
-    if not torch.is_grad_enabled() and not batched and eager(dout, q, k, v, dlse):
+    given = (dout,) if dlse is None else (dout, dlse)
+    batched = any(map(is_batched, given))  # torch.autograd.grad(is_grads_batched=True)
+    # A gradient that PyTorch knows to be zero, as of a tangent's constant factors, has no memory. The dispatcher gives it some.
+    if not torch.is_grad_enabled() and not batched and eager(dout, q, k, v, dlse) and not any(map(Tensor._is_zerotensor, given)):
         return _core.call_as_operator(_torch_kernels.gradients, inputs, options)
     return torch.ops.libflash.attention_backward.default(*inputs, **options)
 
