@@ -89,10 +89,10 @@ def run_program(
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
 
-    def run(*arguments: str) -> dict:
+    def run(*arguments: str, code: int = 0) -> dict:
         out = tmp_path / "scan.json"
         monkeypatch.setattr(sys, "argv", ["gpu_scan.py", "--json", str(out), *arguments])
-        assert benchmark.main() == 0
+        assert benchmark.main() == code
         return json.loads(out.read_text())
 
     return run
@@ -118,5 +118,6 @@ def test_a_wrong_result_is_not_timed(
         return lambda: tuple(1.1 * x for x in call())
 
     monkeypatch.setitem(problems.OWN_CALLS, "forward", wrong)
-    with pytest.raises(SystemExit, match="nothing is timed"):
-        run_program("--seconds", "0", "--only", "same", "--directions", "forward")
+    (problem,) = run_program("--seconds", "0", "--only", "same", "--directions", "forward", code=1)["problems"]
+    assert "a row differs from cudnn's" in problem["differs"]
+    assert problem["ratio"] == {}

@@ -10,8 +10,9 @@ fp16        like `same`, in fp16
     python tests/benchmark/gpu_scan.py --only lengths --directions backward --seconds 60 --seed 1
 
 A ratio is the peer's time divided by libflash's: above 1, libflash is faster. bf16 unless stated. The results are compared row by
-row before they are timed. Calls are replayed from CUDA graphs of a few milliseconds, contenders in a random order, medians. Such
-short replays find a slow shape but give no figure to quote: time that shape with one of the other programs.
+row before they are timed; a problem whose results differ is printed, not timed, and the exit code is then 1. Calls are replayed
+from CUDA graphs of a few milliseconds, contenders in a random order, medians. Such short replays find a slow shape but give no
+figure to quote: time that shape with one of the other programs.
 """
 
 from __future__ import annotations
@@ -53,12 +54,16 @@ def working(shape: Shape) -> dict[str, Call]:
 
 
 def run(shape: Shape, rounds: int) -> dict[str, object]:
-    calls = working(shape)
-    compare(shape, calls)
+    calls, about = working(shape), dataclasses.asdict(shape) | {"name": shape.name}
+    try:
+        compare(shape, calls)
+    except SystemExit as differs:
+        print(differs, flush=True)
+        return about | {"differs": str(differs), "ratio": {}}
     ms, spread = medians(calls, rounds, REPLAY_MS)
     ratio = {name: round(ms[name] / ms[OURS], 3) for name in RIVALS if name in ms}
     times = {name: float(f"{value:.4g}") for name, value in ms.items()}
-    return dataclasses.asdict(shape) | {"name": shape.name, "ms": times, "ratio": ratio, "spread": round(spread, 3)}
+    return about | {"ms": times, "ratio": ratio, "spread": round(spread, 3)}
 
 
 def scan(family: str, direction: str, options: argparse.Namespace) -> list[dict]:
@@ -115,7 +120,7 @@ def main() -> int:
                 results += found
                 if options.json:
                     options.json.write_text(json.dumps({"setting": about, "problems": results}, indent=1) + "\n")
-    return 0
+    return int(any("differs" in result for result in results))
 
 
 if __name__ == "__main__":

@@ -342,7 +342,7 @@ T exchange(T x, int from) {
     return mine.taken;
 }
 
-// combine(x of all lanes before, x of the next one), in the order of the lanes; the same in all of them.
+// Combines the numbers of all lanes, in the order of the lanes. Every lane gets the result.
 template <class T, class Combine>
 T reduce(T x, const Combine& combine) {
     in_warp(x, [&](const auto& lanes) {
