@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 
 import pytest
 from benchmark_program import FOLDER, program
@@ -145,13 +147,17 @@ def on_the_cpu(monkeypatch):
     return benchmark
 
 
+def calls_of(benchmark: types.ModuleType, cell: object) -> dict[str, Callable]:
+    return benchmark.calls_that_work(benchmark.contenders(benchmark.problem(cell), None))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_gpu_contenders_compute_the_same(on_the_cpu, capsys, direction, dtype, causal):
     """The calls work repeatedly and do not change their inputs."""
     one = program("_cells").Cell(direction, dtype, head_dim=64, seqlen=300, causal=causal, batch=2, heads=4)
-    calls = on_the_cpu.calls_that_work(one, None)
+    calls = calls_of(on_the_cpu, one)
     assert list(calls) == ["fa2", "libflash"]
     assert "cudnn: left out" in capsys.readouterr().err
     for _ in range(2):
@@ -164,7 +170,7 @@ def test_gpu_contenders_in_float32(on_the_cpu, direction, causal):
     """PyTorch's memory-efficient attention only; a result with the errors of tf32 is not timed."""
     torch = pytest.importorskip("torch")
     one = program("_cells").Cell(direction, "float32", head_dim=64, seqlen=300, causal=causal, batch=2, heads=4)
-    calls = on_the_cpu.calls_that_work(one, None)
+    calls = calls_of(on_the_cpu, one)
     assert list(calls) == ["efficient", "libflash"]
     on_the_cpu.compare(one, calls)
     noise = torch.Generator().manual_seed(0)
@@ -181,7 +187,7 @@ def test_gpu_contenders_where_libflash_chooses_other_rows(on_the_cpu, monkeypatc
     p = module.problem(one)
     assert module.own_choice(p) == "cpu"
     monkeypatch.setattr(module, "own_choice", lambda _: "sm90")
-    calls = on_the_cpu.calls_that_work(one, None)
+    calls = calls_of(on_the_cpu, one)
     assert list(calls) == ["fa2", "libflash sm80", "libflash"]
     on_the_cpu.compare(one, calls)
     wrong = tuple(-x for x in calls["libflash"]())
@@ -190,13 +196,13 @@ def test_gpu_contenders_where_libflash_chooses_other_rows(on_the_cpu, monkeypatc
     assert "libflash sm80" not in module.contenders(p, f"{direction}_cpu_generic")
     monkeypatch.setattr(module, "FAMILY", "sm80")
     with pytest.raises(libflash.UnsupportedError, match="sm80"):  # libflash must support the cell
-        on_the_cpu.calls_that_work(one, None)
+        calls_of(on_the_cpu, one)
 
 
 @pytest.mark.parametrize("name", ["dq", "dk", "dv"])
 def test_gpu_gradients_are_compared_row_by_row(on_the_cpu, name):
     one = program("_cells").Cell("backward", "bfloat16", head_dim=64, seqlen=300, causal=True, batch=2, heads=4)
-    calls = on_the_cpu.calls_that_work(one, None)
+    calls = calls_of(on_the_cpu, one)
     right = dict(zip(("dq", "dk", "dv"), (x.clone() for x in calls["libflash"]()), strict=True))
     for change in (lambda x: x.neg_(), lambda x: x.mul_(1.1), lambda x: x.fill_(float("nan"))):
         wrong = right | {name: right[name].clone()}

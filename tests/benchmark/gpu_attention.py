@@ -24,6 +24,7 @@ import datetime
 import json
 import pathlib
 import sys
+from collections.abc import Callable
 
 import torch
 from _cells import PASSES, Cell, gpu_cells
@@ -41,10 +42,10 @@ NOTHING = 1e-3  # of a typical row: smaller rows are rounding errors
 ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025, "float32": 0.0001}
 
 
-def calls_that_work(cell: Cell, kernel: str | None) -> dict[str, Call]:
+def calls_that_work(made: dict[str, Callable[[], Call]]) -> dict[str, Call]:
     """Call each once. A peer that does not support the problem is removed; libflash must support it."""
     working = {}
-    for name, contender in contenders(problem(cell), kernel).items():
+    for name, contender in made.items():
         try:
             call = contender()
             call()
@@ -94,7 +95,7 @@ def compare(cell: Cell, calls: dict[str, Call], slack: dict[str, float] | None =
 
 def run(cell: Cell, rounds: int, kernel: str | None) -> dict[str, object]:
     """Medians over the rounds."""
-    calls = calls_that_work(cell, kernel)
+    calls = calls_that_work(contenders(problem(cell), kernel))
     compare(cell, calls)
     ms, spread = medians(calls, rounds)
     return dataclasses.asdict(cell) | figures(cell, ms) | {"spread": round(spread, 3)}

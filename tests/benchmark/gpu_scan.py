@@ -28,33 +28,17 @@ import time
 
 import torch
 from _cells import PASSES
-from _gpu_contenders import FA3, HELD, OURS, Call
+from _gpu_contenders import FA3, HELD, OURS
 from _gpu_timing import medians
 from _scan import FAMILIES, Shape, contenders, shapes
-from gpu_attention import compare, setting
+from gpu_attention import calls_that_work, compare, setting
 
 REPLAY_MS, SHOWN = 3.0, 12
 RIVALS = ("cudnn", FA3, HELD)
 
 
-def working(shape: Shape) -> dict[str, Call]:
-    """Call each once. A peer that refuses the problem is left out."""
-    calls = {}
-    for name, make in contenders(shape).items():
-        try:
-            call = make()
-            call()
-            torch.cuda.synchronize()
-        except RuntimeError as refused:
-            if name in (OURS, HELD) or "CUDA error" in str(refused):
-                raise
-            continue
-        calls[name] = call
-    return calls
-
-
 def run(shape: Shape, rounds: int) -> dict[str, object]:
-    calls, about = working(shape), dataclasses.asdict(shape) | {"name": shape.name}
+    calls, about = calls_that_work(contenders(shape)), dataclasses.asdict(shape) | {"name": shape.name}
     try:
         compare(shape, calls)
     except SystemExit as differs:
