@@ -160,6 +160,9 @@ inline int warp() { return machine.thread / 32; }
 inline int lane() { return machine.thread % 32; }
 inline void wait_for_warp() { wait(machine.block->warps[warp()], 32); }
 
+// Whether no other lane waits in in_warp() or for the warp.
+inline bool is_first_of_warp() { return machine.block->warps[warp()].waiting == 0; }
+
 // An instruction of the whole warp: the last lane that calls this runs `what` for all lanes, the others wait for it. `mine`: what
 // this lane gives and takes; what(lanes) gets a function of a lane's number that returns what that lane gave. It must not yield.
 template <class Registers, class What>

@@ -58,10 +58,15 @@ void for_elements(uint64_t descriptor, int first_row, int rows, const Store& sto
 
 template <class T, int kN>
 struct Wgmma {
-    // The operands of a warp as floats.
+    // The operands of a warp as floats. The first lane that comes to a product reads shared memory, so the result shows it if no
+    // barrier orders another lane's store before the product.
     struct Operands {
         float a[16][16], b[16][kN];  // [row][k], [k][column]
     };
+    static Operands& operands_of_warp() {
+        static Operands of_warps[emulation::kMostResident * emulation::kMaxWarps];
+        return of_warps[emulation::resident_thread() / 32];
+    }
     struct Lane {
         float (&d)[kN / 2];
         const uint32_t (&a)[4];  // of multiply()
@@ -93,13 +98,13 @@ struct Wgmma {
         issue([=, &d] {
             const uint32_t none[4] = {};
             Lane mine{d, none};
-            emulation::in_warp(mine, [=](const auto& lanes) {
-                static Operands operands;
+            Operands& operands = operands_of_warp();
+            if (emulation::is_first_of_warp()) {
                 for_elements<T, kTransposedA>(a, emulation::warp() % 4 * 16, 16,
-                                              [](int row, int k, float x) { operands.a[row][k] = x; });
+                                              [&](int row, int k, float x) { operands.a[row][k] = x; });
                 convert_b<kTransposedB>(operands.b, b);
-                add(lanes, operands, accumulate);
-            });
+            }
+            emulation::in_warp(mine, [&](const auto& lanes) { add(lanes, operands, accumulate); });
         });
     }
 
@@ -107,10 +112,10 @@ struct Wgmma {
     static void multiply(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
         issue([=, &d, &a] {
             Lane mine{d, a};
-            emulation::in_warp(mine, [=](const auto& lanes) {
-                static Operands operands;
+            Operands& operands = operands_of_warp();
+            if (emulation::is_first_of_warp()) convert_b<kTransposedB>(operands.b, b);
+            emulation::in_warp(mine, [&](const auto& lanes) {
                 for (int lane = 0; lane < 32; ++lane) store_fragment<T>(operands.a, lane, lanes(lane).a);
-                convert_b<kTransposedB>(operands.b, b);
                 add(lanes, operands, accumulate);
             });
         });
