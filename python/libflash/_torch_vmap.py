@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ._errors import UnsupportedError
-from ._torch_tangents import DIRECTION
+from ._torch_tangents import DIRECTION, rows_contiguous
 
 Tensor = torch.Tensor
 
@@ -72,7 +72,10 @@ def slice_by_slice(operator: Any, size: int, given: dict[str, Any], dims: dict[s
         if dim is None or not isinstance(x, Tensor):
             return x
         x = x.select(dim, i) if size > 0 else x.new_zeros(x.movedim(dim, 0).shape[1:])
-        return x if name in written or is_dense(x) else x.contiguous()
+        if name in written:
+            return x
+        # The library needs arrays of integers (lengths, tables, positions) without gaps, other arrays with dense rows.
+        return x.contiguous() if x.dtype in (torch.int32, torch.int64) else rows_contiguous(x)
 
     slices = range(max(size, 1))  # for an axis of size 0, one slice gives the shapes of the results
     results = [operator(**{name: part(x, dims.get(name), i, name) for name, x in given.items()}) for i in slices]
@@ -80,14 +83,6 @@ def slice_by_slice(operator: Any, size: int, given: dict[str, Any], dims: dict[s
         return None, None
     stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
     return stacked if size > 0 else tuple(x[:0] for x in stacked), (0,) * len(stacked)
-
-
-def is_dense(x: Tensor) -> bool:
-    """Whether the library takes x as it is. Of arrays of integers (lengths, tables, positions) it needs all dimensions dense, of
-    others the last."""
-    if x.dtype in (torch.int32, torch.int64):
-        return x.is_contiguous()
-    return x.dim() == 0 or x.stride(-1) == 1
 
 
 # -- folded
