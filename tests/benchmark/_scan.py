@@ -7,26 +7,14 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
+import _gpu_contenders
 from _cells import Cell
-from _gpu_contenders import (
-    FA3,
-    FAMILY,
-    HELD,
-    OURS,
-    OWN_CALLS,
-    PEER_CALLS,
-    SDPA,
-    Call,
-    flash_attention_3,
-    own_choice,
-    problem,
-)
+from _gpu_contenders import Call, problem
 from _report import mask_name
 
 MOST_GFLOP, FEWEST_GFLOP, MOST_TOKENS = 2000.0, 0.05, 1 << 18
 LENGTHS, BATCHES = (64, 16384), (1, 64)
 HEADS, GROUPS, HEAD_DIMS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 64), (1, 1, 2, 4, 8), (64, 128, 256)
-FA3_HEAD_DIMS, FA3_DTYPES = (64, 128, 256), ("bfloat16",)  # some builds of it have no others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,16 +96,11 @@ def shapes(family: str, direction: str, seed: int) -> Iterator[Shape]:
 
 
 def contenders(shape: Shape) -> dict[str, Callable[[], Call]]:
-    """libflash and the peers that compute this problem. PyTorch aligns a causal mask at the first row and key; the others at the
-    last ones.
+    """libflash and the peers that may compute this problem. PyTorch aligns a causal mask at the first row and key, the others at
+    the last ones. FlashAttention-2 is left out, because cuDNN and FlashAttention-3 are faster.
     """
-    p = problem(shape, shape.keys, shape.key_heads)
-    (sdpa, fa3), ours = PEER_CALLS[shape.direction], OWN_CALLS[shape.direction]
-    found = {OURS: lambda: ours(p, None)}
-    if own_choice(p) != FAMILY:
-        found[HELD] = lambda: ours(p, None, FAMILY)
-    if not shape.causal or shape.seqlen == shape.keys:
-        found["cudnn"] = lambda: sdpa(p, SDPA["cudnn"])
-    if flash_attention_3() and shape.head_dim in FA3_HEAD_DIMS and shape.dtype in FA3_DTYPES:
-        found[FA3] = lambda: fa3(p)
+    found = _gpu_contenders.contenders(problem(shape, shape.keys, shape.key_heads), None)
+    del found["fa2"]
+    if shape.causal and shape.seqlen != shape.keys:
+        del found["cudnn"]
     return found

@@ -31,23 +31,27 @@ from _cells import PASSES
 from _gpu_contenders import FA3, HELD, OURS
 from _gpu_timing import medians
 from _scan import FAMILIES, Shape, contenders, shapes
-from gpu_attention import calls_that_work, compare, setting
+from gpu_attention import calls_that_work, compare, figures, setting
 
 REPLAY_MS, SHOWN = 3.0, 12
 RIVALS = ("cudnn", FA3, HELD)
+# Of the tolerance. With few heads a row of a gradient is sometimes much smaller than its errors' usual size: in 6000 random
+# problems on a CPU the largest correct difference was three times the tolerance. A wrong index gives far more.
+SLACK = {"forward": 1.0, "backward": 4.0}
 
 
 def run(shape: Shape, rounds: int) -> dict[str, object]:
     calls, about = calls_that_work(contenders(shape)), dataclasses.asdict(shape) | {"name": shape.name}
     try:
-        compare(shape, calls)
+        compare(shape, calls, dict.fromkeys(calls, SLACK[shape.direction]))
     except SystemExit as differs:
         print(differs, flush=True)
         return about | {"differs": str(differs), "ratio": {}}
     ms, spread = medians(calls, rounds, REPLAY_MS)
-    ratio = {name: round(ms[name] / ms[OURS], 3) for name in RIVALS if name in ms}
-    times = {name: float(f"{value:.4g}") for name, value in ms.items()}
-    return about | {"ms": times, "ratio": ratio, "spread": round(spread, 3)}
+    made = figures(shape, ms)
+    if HELD in ms:
+        made["ratio"][HELD] = round(ms[HELD] / ms[OURS], 3)
+    return about | made | {"spread": round(spread, 3)}
 
 
 def scan(family: str, direction: str, options: argparse.Namespace) -> list[dict]:

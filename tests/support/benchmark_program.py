@@ -34,7 +34,9 @@ def cells_on_the_cpu(monkeypatch: pytest.MonkeyPatch, module: str, sizes: dict[s
     cells, contenders = sys.modules[module], sys.modules["_gpu_contenders"]
     monkeypatch.setattr(contenders, "DEVICE", "cpu")
     monkeypatch.setitem(contenders.SDPA, "cudnn", contenders.SDPBackend.MATH)
-    monkeypatch.setattr(cells, "FAMILY", "cpu")
+    for of_family in (contenders, cells):
+        if hasattr(of_family, "FAMILY"):
+            monkeypatch.setattr(of_family, "FAMILY", "cpu")
     for name, value in sizes.items():
         monkeypatch.setattr(cells, name, value)
     return cells
