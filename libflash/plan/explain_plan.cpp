@@ -46,21 +46,24 @@ std::string divided(const cuda::BackwardParts& parts) {
     return parts.launches > 1 ? text_of(divided(parts.key_tiles), ", each ", parts.launches, " times") : "";
 }
 
+// The order of the work tiles of forward.
 std::string order_of(const cuda::ScheduleParams& schedule) {
-    const bool no_pairs = schedule.fixed.pairs == 0 && schedule.fixed.tail_tiles > 0;
-    if (schedule.reversed || (schedule.paired && no_pairs)) return ", longest tiles first";
-    if (!schedule.paired) return "";
-    const int all = schedule.heads, tail = schedule.fixed.tail_tiles > 0 ? all - schedule.fixed.tail_head : 0;
+    const auto text = [](int64_t heads, const std::string& order) { return text_of(heads, " heads at a time", order); };
+    const cuda::StaticScheduleParams& fixed = schedule.fixed;
+    if (!schedule.paired) return text(schedule.heads_per_group, schedule.reversed ? ", longest tiles first" : "");
+    const int all = schedule.heads, tail = fixed.tail_tiles > 0 ? all - fixed.tail_head : 0;
+    const int64_t group = fixed.tail_group.divisor;
+    if (fixed.pairs == 0 && tail > 0)
+        return text(group, group < tail ? ", longest or shortest tiles first in turn" : ", longest tiles first");
     const std::string except = tail > 0 ? text_of(", but not in the last ", tail, " of ", all, " heads") : "";
-    return ", long tiles paired with short ones" + except;
+    return text(schedule.heads_per_group, ", long tiles paired with short ones" + except);
 }
 
 void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {
     const cuda::ScheduleParams& schedule = plan.schedule;
     line(text, "instance", plan.instance.name);
     tile_line(text, plan.tile_q, plan.tile_k);
-    line(text, "schedule", plan.dynamic ? "dynamic" : "static", ", ", schedule.heads_per_group, " heads at a time",
-         order_of(schedule));
+    line(text, "schedule", plan.dynamic ? "dynamic, " : "static, ", order_of(schedule));
     LaunchLines launches{text};
     launches.add("tile order", plan.order);
     launches.add("first maxima of heads", plan.head_maxima);

@@ -9,6 +9,7 @@ import abi
 import pytest
 from described import ADDRESS, DEVICES, explain, lines_of, tensor
 from described_plans import BLOCKS, SLOPES, USED, Case, attention, check_instance, instance_cases, kernel, launches, plan_lines
+from static_schedule_problems import PROBLEMS
 
 RARE = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"flags": abi.SCALE, "softmax_scale": -1.0})
 SM90 = {  # head dims: tiles of the plain instance, with a block mask, with the rare options
@@ -91,14 +92,24 @@ def test_narrow_tiles(lib: c.CDLL, sequences: int, rows: int, heads: int, option
 @pytest.mark.parametrize(
     ("rows", "heads", "schedule"),
     [
-        (1024, 16, "longest tiles first"),
-        (16384, 16, "long tiles paired with short ones, but not in the last 4 of 16 heads"),
-        (4096, 33, "long tiles paired with short ones"),  # four pairs for each thread block
+        (1024, 16, "16 heads at a time, longest tiles first"),
+        (16384, 16, "1 heads at a time, long tiles paired with short ones, but not in the last 2 of 16 heads"),
+        (4096, 33, "1 heads at a time, long tiles paired with short ones"),  # four pairs for each thread block
     ],
 )
 def test_causal_schedules(lib: c.CDLL, rows: int, heads: int, schedule: str) -> None:
     plan = plan_lines(lib, "H200", "forward", (tensor(1, rows, heads, 128),) * 3, flags=abi.CAUSAL)
-    assert plan["schedule"] == [f"static, 1 heads at a time, {schedule}"]
+    assert plan["schedule"] == [f"static, {schedule}"]
+
+
+@pytest.mark.parametrize(("name", "head_dim"), [(name, d) for name, problem in PROBLEMS.items() for d in problem.head_dims])
+def test_schedules_that_run_on_a_gpu(lib: c.CDLL, name: str, head_dim: int) -> None:
+    """The problems of tests/cuda/test_static_schedule_cuda.py have the schedules that it is about."""
+    problem = PROBLEMS[name]
+    q, k = (tensor(problem.sequences, rows, problem.heads, head_dim) for rows in (problem.rows, problem.keys))
+    lib.describe(*DEVICES["H200"])
+    text = explain(lib, "forward", (q, k, k), **({"flags": abi.CAUSAL} if problem.causal else {}))
+    assert problem.line in text
 
 
 def test_launches_of_forward(lib: c.CDLL) -> None:

@@ -85,11 +85,14 @@ struct Divisor {
 struct StaticScheduleParams {
     int32_t most_tiles;          // of a thread block
     int32_t pairs, pair_rounds;  // pairs of tiles; rounds in which thread blocks take them, the last of which may be incomplete
-    int32_t tail_head;           // the tiles of the heads from this one on, the tail, are not paired
-    int32_t tail_begin;          // tiles of the tail that thread blocks without a pair take in the last round of pairs
-    int32_t tail_tiles;          // of all these heads
-    Divisor tail_heads;
     int32_t tiles_of_head;
+    // The tail: the tiles of the heads from tail_head on, which are not paired.
+    int32_t tail_head;
+    int32_t tail_tiles;  // of all these heads
+    int32_t tail_begin;  // of them, tiles that thread blocks without a pair take in the last round of pairs
+    int32_t tail_round;  // tiles of each later round
+    Divisor tail_group;  // heads whose tiles are in one order, the longest first
+    Divisor tail_group_tiles;
 };
 
 // The order of the work tiles. Heads form groups; all tiles of a group come before the next group, the longest first. What the
@@ -209,12 +212,27 @@ struct SplitTilesParams {
 };
 
 struct BackwardParams {
-    RowsParams q, k, v, out, dout, dq, dk, dv;
+    // What the first and the last step read comes first, in few cache lines: short calls wait a quarter of these steps for them.
+    LengthsParams q_lengths;
+    int32_t batch, heads_q, head_dim, head_dim_v;
+    RowsParams out, dout, dq;
     RowStatisticsParams lse, dlse;
-    LengthsParams q_lengths, k_lengths;
-    int32_t batch, heads_q, heads_k, group_size;
-    int32_t head_dim, head_dim_v;
+    // Workspace: one entry for each unit of each query head, see QueryUnits.
+    SoftmaxStatistics* softmax_statistics;  // kUnitRows per unit; float64: DoubleStatistics
+    float*
+        dq_accumulator;  // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: a kernel computes dq
+    int32_t units;       // units of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
     float softmax_scale;
+    bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
+    bool vector_out;    // the same for writing rows of dq, dk and dv
+    int32_t* next_work_tile;  // workspace, or nullptr: of the tile scheduler (sm90/backward_tile_scheduler.cuh); the first kernel
+                              // sets it to 0
+    SplitTilesParams split_tiles;
+    ScheduleParams query_schedule;  // by unit of query rows and query head
+
+    RowsParams q, k, v, dk, dv;
+    LengthsParams k_lengths;
+    int32_t heads_k, group_size;
     float scale_log2;  // softmax_scale * log2(e)
     MaskParams mask;
     BlockMaskParams block_rows, block_cols;  // the same blocks, listed by row and by column
@@ -222,21 +240,10 @@ struct BackwardParams {
     HeadGradientParams dsink;
     RareParams rare;
     ScoreGradientParams dbias;
-    // Workspace: one entry for each unit of each query head, see QueryUnits.
-    SoftmaxStatistics* softmax_statistics;  // kUnitRows per unit; float64: DoubleStatistics
-    float*
-        dq_accumulator;  // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: a kernel computes dq
-    int32_t units;       // units of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
     ScheduleParams key_schedule;         // by key tile and key head
-    ScheduleParams query_schedule;       // by unit of query rows and query head
     ScheduleParams query_tile_schedule;  // where a kernel computes dq: by tile of query rows
-    bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
-    bool vector_out;    // the same for writing rows of dq, dk and dv
-    // Workspace, or nullptr.
-    int32_t* next_work_tile;  // of the tile scheduler (sm90/backward_tile_scheduler.cuh); the first kernel sets it to 0
-    int32_t* dq_counters;     // one per query tile; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
-    BackwardPart part;        // set for each launch of the dK/dV kernel
-    SplitTilesParams split_tiles;
+    int32_t* dq_counters;  // workspace: one per query tile; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
+    BackwardPart part;     // set for each launch of the dK/dV kernel
     ShardParams shard;
     RowStatisticsParams delta;       // the caller's delta: read if `adds`, else written
     bool adds;                       // the kernels add to dq, dk and dv

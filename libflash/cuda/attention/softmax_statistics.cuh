@@ -30,6 +30,7 @@ struct SoftmaxStatisticsUnit {
     static constexpr int kPartRows = kUnitRows / kParts, kRowsAtOnce = kThreads / kLanes, kRounds = kPartRows / kRowsAtOnce;
     // Rows of a thread whose loads are in flight together.
     static constexpr int kTogether = kHeadDim > 256 ? 1 : (8 / kLoads < kRounds ? 8 / kLoads : kRounds);
+    static constexpr int kSteps = kRounds / kTogether;
     static_assert(kRounds % kTogether == 0, "the last rows of a unit");
 
     const BackwardParams& params;
@@ -42,10 +43,12 @@ struct SoftmaxStatisticsUnit {
                (rows.start + row) * tensor.row;
     }
 
-    // This lane's parts of dout . out, for every kRowsAtOnce-th row from first_row on. The loads of all rows come before their
-    // products: with few thread blocks nothing else would hide the time of a load.
-    __device__ __forceinline__ void add_in_vectors(int first_row, int lane, float (&dots)[kTogether]) const {
-        uint4 x[kTogether][kLoads], y[kTogether][kLoads];
+    // This lane's channels of dout and out, for every kRowsAtOnce-th row from a first row on; zeros where a row or channel is
+    // missing.
+    struct Vectors {
+        uint4 dout[kTogether][kLoads], out[kTogether][kLoads];
+    };
+    __device__ __forceinline__ void load(Vectors& vectors, int first_row, int lane) const {
 #pragma unroll
         for (int a = 0; a < kTogether; ++a) {
             const int row = first_row + a * kRowsAtOnce;
@@ -54,17 +57,19 @@ struct SoftmaxStatisticsUnit {
             for (int n = 0; n < kLoads; ++n) {
                 const int c = (n * kLanes + lane) * kValues;
                 const bool exists = row < rows.length && c < params.head_dim_v;
-                x[a][n] = exists ? *reinterpret_cast<const uint4*>(dout + c) : make_uint4(0, 0, 0, 0);
-                y[a][n] = exists ? *reinterpret_cast<const uint4*>(out + c) : make_uint4(0, 0, 0, 0);
+                vectors.dout[a][n] = exists ? *reinterpret_cast<const uint4*>(dout + c) : make_uint4(0, 0, 0, 0);
+                vectors.out[a][n] = exists ? *reinterpret_cast<const uint4*>(out + c) : make_uint4(0, 0, 0, 0);
             }
         }
+    }
+    __device__ static __forceinline__ void multiply(const Vectors& vectors, float (&dots)[kTogether]) {
 #pragma unroll
         for (int a = 0; a < kTogether; ++a)
 #pragma unroll
             for (int n = 0; n < kLoads; ++n) {
-                const T *xs = reinterpret_cast<const T*>(&x[a][n]), *ys = reinterpret_cast<const T*>(&y[a][n]);
+                const T *x = reinterpret_cast<const T*>(&vectors.dout[a][n]), *y = reinterpret_cast<const T*>(&vectors.out[a][n]);
 #pragma unroll
-                for (int e = 0; e < kValues; ++e) dots[a] = fmaf(to_float(xs[e]), to_float(ys[e]), dots[a]);
+                for (int e = 0; e < kValues; ++e) dots[a] = fmaf(to_float(x[e]), to_float(y[e]), dots[a]);
             }
     }
     __device__ __forceinline__ void add_in_elements(int first_row, int lane, float (&dots)[kTogether]) const {
@@ -108,32 +113,43 @@ struct SoftmaxStatisticsUnit {
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
         const int lane = threadIdx.x % kLanes;
         SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
+        const int sums = sums_per_unit / kParts / kSteps;  // cleared in a step
 #pragma unroll 1
-        for (int i = part * kPartRows + threadIdx.x / kLanes; i < (part + 1) * kPartRows; i += kTogether * kRowsAtOnce) {
+        for (int step = 0; step < kSteps; ++step) {
+            const int i = part * kPartRows + step * kTogether * kRowsAtOnce + threadIdx.x / kLanes;
+            const int first_row = work.tile * kUnitRows + i;
             float dots[kTogether] = {};
-            Numbers numbers[kTogether];  // loaded before anything is stored: the compiler moves no load before a store
+            Numbers numbers[kTogether];
+            // All loads come first: the compiler moves no load before a store, and with few thread blocks only the stores of
+            // zeros can hide the time of a load.
 #pragma unroll
-            for (int a = 0; a < kTogether; ++a) numbers[a] = numbers_of(work.tile * kUnitRows + i + a * kRowsAtOnce);
-            if (params.vector_loads)
-                add_in_vectors(work.tile * kUnitRows + i, lane, dots);
-            else
-                add_in_elements(work.tile * kUnitRows + i, lane, dots);
+            for (int a = 0; a < kTogether; ++a) numbers[a] = numbers_of(first_row + a * kRowsAtOnce);
+            if (params.vector_loads) {
+                Vectors vectors;
+                load(vectors, first_row, lane);
+                clear(unit * sums_per_unit + (part * kSteps + step) * sums, sums);
+                multiply(vectors, dots);
+            } else {
+                clear(unit * sums_per_unit + (part * kSteps + step) * sums, sums);
+                add_in_elements(first_row, lane, dots);
+            }
 #pragma unroll
             for (int a = 0; a < kTogether; ++a) {
 #pragma unroll
-                for (int step = kLanes / 2; step > 0; step /= 2) dots[a] += __shfl_xor_sync(0xffffffffu, dots[a], step);
+                for (int distance = kLanes / 2; distance > 0; distance /= 2)
+                    dots[a] += __shfl_xor_sync(0xffffffffu, dots[a], distance);
             }
 #pragma unroll
             for (int a = 0; a < kTogether; ++a)
                 if (lane == 0) statistics[i + a * kRowsAtOnce] = statistics_of(numbers[a], dots[a]);
         }
-        if (params.dq_accumulator)
-            clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit + part * (sums_per_unit / kParts)),
-                  sums_per_unit / kParts / 4);
     }
 
-    __device__ static __forceinline__ void clear(float4* sums, int count) {
-        for (int i = threadIdx.x; i < count; i += kThreads) sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    // Sets `count` floats of the dQ accumulator to zero.
+    __device__ __forceinline__ void clear(int64_t first, int count) const {
+        if (!params.dq_accumulator) return;
+        float4* const sums = reinterpret_cast<float4*>(params.dq_accumulator + first);
+        for (int i = threadIdx.x; i < count / 4; i += kThreads) sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 };
 

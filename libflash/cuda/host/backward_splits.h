@@ -17,8 +17,9 @@ namespace libflash::cuda {
 // The time of a work tile besides its query tiles, and what a split needs in addition for its sums: less if only the last wave of
 // thread blocks writes and reads sums.
 constexpr int64_t kWorkTileTime = 2, kSplitTime = 6, kSplitTimeOfLastWave = 3;
-// A split of the longest key tile has no fewer query tiles than this. Splits of short key tiles may have none.
-constexpr int64_t kFewestTilesOfSplit = 4;
+// A split of the longest key tile has no fewer query tiles than this; of the last, incomplete wave alone, where few thread blocks
+// have splits. Splits of short key tiles may have none.
+constexpr int64_t kFewestTilesOfSplit = 4, kFewestTilesOfLastWave = 2;
 // Limits of the workspace: splits of a key tile, and splits for each thread block.
 constexpr int64_t kMostSplits = 16, kMostSplitsOfBlock = 4;
 
@@ -148,13 +149,13 @@ inline BackwardSplits backward_splits(const AttentionProblem& problem, const Bac
                                       bool whole_heads) {
     constexpr int64_t kManyWaves = 128;  // then no gain is large enough
     const int64_t tiles = plan.key_tiles, group = problem.group_size();
-    int64_t most = std::min(kMostSplits, ceil_div(problem.q_rows.max_length, plan.tile_q) * group / kFewestTilesOfSplit);
+    int64_t most = std::min(kMostSplits, ceil_div(problem.q_rows.max_length, plan.tile_q) * group / kFewestTilesOfLastWave);
     if (whole_heads) most = std::min(most, group);
     if (tiles == 0 || problem.k_rows.max_length == 0 || tiles >= kManyWaves * blocks || most < 2) return {};
     KeyTileTimes times = key_tile_times(problem, plan);
     times.whole_heads = whole_heads;
-    most = std::min(most, times.longest() / kFewestTilesOfSplit);
     const bool equal = times.are_equal();
+    most = std::min(most, times.longest() / (equal && tiles > blocks ? kFewestTilesOfLastWave : kFewestTilesOfSplit));
     // Of packed sequences the host does not know which key tiles are in the last wave.
     if (equal && problem.k_rows.packed() && tiles > blocks) return {};
     BackwardSplits splits = equal ? split_rest(times, blocks, most) : split_all(times, blocks, most, plan.tile_k == 64);

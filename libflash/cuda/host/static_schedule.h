@@ -1,5 +1,5 @@
 // Chooses the static schedule of persistent thread blocks (sm90/static_schedule.cuh): under a causal mask, how many heads at the
-// end have tiles that are not paired. Host only, no CUDA header.
+// end have tiles that are not paired, and in which order these are. Host only, no CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -24,40 +24,71 @@ struct QueryTileTimes {
     }
 };
 
-struct StaticScheduleChoice {
-    int64_t heads, tail_head, blocks;
-    const QueryTileTimes& times;
-
-    int64_t pairs() const { return tail_head * ceil_div(times.tiles(), 2); }
-    int64_t rest() const { return pairs() % blocks; }  // pairs of the last round, if it is incomplete
-    int64_t tail_tiles() const { return (heads - tail_head) * times.tiles(); }
-    int64_t tail_begin() const { return rest() > 0 ? blocks - rest() : 0; }  // tiles of the tail in that round
-    int64_t tail_rounds() const { return ceil_div(std::max<int64_t>(0, tail_tiles() - tail_begin()), blocks); }
-    int64_t most_tiles() const { return 2 * ceil_div(pairs(), blocks) + tail_rounds(); }
-
-    // The time of the thread blocks at a place in the round.
-    int64_t time_at(int64_t place) const {
-        const auto of_tail = [&](int64_t number) {
-            return number < tail_tiles() ? times.of(times.tiles() - 1 - number / (heads - tail_head)) : 0;
-        };
-        const int64_t pair = times.of(0) + times.of(times.tiles() - 1);
-        int64_t time = pairs() / blocks * pair;
-        if (rest() > 0) time += place < rest() ? pair : of_tail(place - rest());
-        for (int64_t round = 0; round < tail_rounds(); ++round)
-            time += of_tail(tail_begin() + round * blocks + (round % 2 == 0 ? blocks - 1 - place : place));
-        return time;
+// A static schedule under a causal mask, and its time. The names are those of StaticScheduleParams.
+class StaticScheduleChoice {
+public:
+    // heads_of_round: heads of the tail in each of its rounds; 0: the tiles of all heads of the tail are in one order.
+    StaticScheduleChoice(const QueryTileTimes& tile_times, int64_t all_heads, int64_t first_of_tail, int64_t thread_blocks,
+                         int64_t heads_of_round = 0)
+        : heads(all_heads), tail_head(first_of_tail), blocks(thread_blocks), times_(&tile_times), tiles_(tile_times.tiles()),
+          alike_(heads_of_round > 0 ? (heads - tail_head) / heads_of_round / 2 : 0) {
+        pairs = tail_head * ceil_div(tiles_, 2), pair_rounds = ceil_div(pairs, blocks), rest_ = pairs % blocks;
+        tail_tiles = (heads - tail_head) * tiles_;
+        tail_group = heads_of_round > 0 ? heads_of_round : std::max<int64_t>(1, heads - tail_head);
+        if (heads_of_round == 0 && rest_ > 0) tail_begin = blocks - rest_;
+        tail_round = heads_of_round > 0 ? heads_of_round * tiles_ : blocks;
+        tail_rounds = ceil_div(std::max<int64_t>(0, tail_tiles - tail_begin), tail_round);
+        of_pair_ = times_->of(0) + times_->of(tiles_ - 1);
     }
+
+    int64_t heads, tail_head, blocks, pairs, pair_rounds, tail_tiles, tail_group, tail_begin = 0, tail_round, tail_rounds;
+
     // The time of the launch: the longest at the ends of the rounds and at some places between them, which is less than the
-    // longest of all by a few percent at most.
-    int64_t time() const {
+    // longest of all by a few percent at most. Ends early with a longer time than `limit`.
+    int64_t time(int64_t limit = INT64_MAX) const {
         constexpr int64_t kBetween = 12;
-        const int64_t last = (tail_tiles() - tail_begin()) % blocks;  // tiles of the last round
+        const int64_t round = tail_round, last = (tail_tiles - tail_begin) % round;  // tiles of the last round
         int64_t longest = 0;
-        for (const int64_t place : {int64_t{0}, rest() - 1, rest(), last - 1, last, blocks - last - 1, blocks - last, blocks - 1})
-            if (place >= 0 && place < blocks) longest = std::max(longest, time_at(place));
-        for (int64_t i = 1; i < kBetween; ++i) longest = std::max(longest, time_at(i * blocks / kBetween));
+        for (const int64_t place : {int64_t{0}, rest_ - 1, rest_, last - 1, last, round - last - 1, round - last, round - 1})
+            if (place >= 0 && place < blocks && longest <= limit) longest = std::max(longest, time_at(place));
+        for (int64_t i = 1; i < kBetween && longest <= limit; ++i) longest = std::max(longest, time_at(i * blocks / kBetween));
         return longest;
     }
+
+    int64_t tiles() const { return tiles_; }  // of a head
+
+private:
+    // The time of the thread blocks at a place in the round.
+    int64_t time_at(int64_t place) const {
+        int64_t time = of_complete_rounds(pair_rounds - (rest_ > 0));
+        if (place < rest_) time += of_pair_;
+        if (place >= rest_ && place - rest_ < tail_begin) time += of_tail(place - rest_);
+        if (alike_ > 0) time += alike_ * (of_round(0, place) + of_round(1, place));
+        for (int64_t round = 2 * alike_; round < tail_rounds; ++round) time += of_round(round, place);
+        return time;
+    }
+    // With an odd number of tiles one tile of each head is alone. The rounds are rotated, so every thread block has some of them.
+    int64_t of_complete_rounds(int64_t rounds) const {
+        if (rounds == 0 || tiles_ % 2 == 0) return rounds * of_pair_;
+        return rounds * of_pair_ - (rounds - 1) * (of_pair_ - times_->of(tiles_ / 2)) / ceil_div(tiles_, 2);
+    }
+    // Of tile `number` of the tail; 0 beyond its end.
+    int64_t of_tail(int64_t number) const {
+        if (number >= tail_tiles) return 0;
+        const int64_t of_group = tail_group * tiles_, group = number < of_group ? 0 : number / of_group;
+        const int64_t heads_here = std::min(tail_group, heads - tail_head - group * tail_group);
+        return times_->of(tiles_ - 1 - (number - group * of_group) / heads_here);
+    }
+    int64_t of_round(int64_t round, int64_t place) const {
+        const int64_t in_round = round % 2 == 0 ? tail_round - 1 - place : place;
+        if (in_round < 0 || in_round >= tail_round) return 0;
+        return of_tail(tail_begin + round * tail_round + in_round);
+    }
+
+    const QueryTileTimes* times_;
+    int64_t tiles_, alike_;  // alike: complete rounds of heads, two by two
+    int64_t rest_;           // pairs of the last round, if it is incomplete
+    int64_t of_pair_;
 };
 
 inline QueryTileTimes query_tile_times(const AttentionProblem& problem, int64_t tile_q, int64_t tile_k) {
@@ -69,42 +100,64 @@ struct StaticLaunch {
     int64_t blocks, time;
 };
 
-// Completes a schedule whose groups have one head.
+// Completes a schedule whose groups have one head: without pairs for `blocks` thread blocks, under a causal mask as chosen.
+inline StaticLaunch set_static_rounds(ScheduleParams& schedule, const QueryTileTimes& times, int64_t blocks) {
+    const int64_t rounds = ceil_div(blocks_of(schedule), blocks);
+    schedule.fixed.most_tiles = static_cast<int32_t>(rounds);
+    return {blocks, rounds * times.of(times.tiles() - 1)};
+}
 inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const StaticScheduleChoice& choice) {
-    const int64_t rounds = ceil_div(blocks_of(schedule), choice.blocks);
     const auto count = [](int64_t n) { return static_cast<int32_t>(n); };
     StaticScheduleParams& fixed = schedule.fixed;
-    fixed.most_tiles = count(rounds);
-    if (!schedule.paired) return {choice.blocks, rounds * choice.times.of(choice.times.tiles() - 1)};
-    fixed.most_tiles = count(choice.most_tiles());
-    fixed.pairs = count(choice.pairs()), fixed.pair_rounds = count(ceil_div(choice.pairs(), choice.blocks));
-    fixed.tail_head = count(choice.tail_head), fixed.tail_tiles = count(choice.tail_tiles());
-    fixed.tail_begin = count(choice.tail_begin());
-    fixed.tail_heads = divisor_params(std::max<int64_t>(1, choice.heads - choice.tail_head));
-    fixed.tiles_of_head = count(choice.times.tiles());
+    fixed.most_tiles = count(2 * choice.pair_rounds + choice.tail_rounds);
+    fixed.pairs = count(choice.pairs), fixed.pair_rounds = count(choice.pair_rounds);
+    fixed.tiles_of_head = count(choice.tiles());
+    fixed.tail_head = count(choice.tail_head), fixed.tail_tiles = count(choice.tail_tiles);
+    fixed.tail_begin = count(choice.tail_begin), fixed.tail_round = count(choice.tail_round);
+    fixed.tail_group = divisor_params(choice.tail_group);
+    fixed.tail_group_tiles = divisor_params(choice.tail_group * choice.tiles());
     return {choice.blocks, choice.time()};
+}
+
+// What it costs that the tiles of a head run at different times, with so many bytes of keys and values in use meanwhile: beyond
+// the L2 cache these are read again. Measured: 6 % at 60 MB, 20 to 30 % at 130 MB.
+inline double cache_factor(double bytes) { return 1.0 + 0.1 * std::max(0.0, bytes / (1.5 * kL2Bytes) - 1.0); }
+
+// The best choice for at most `most_blocks` thread blocks under a causal mask without a window. `head_bytes`: keys and values of
+// a head.
+inline StaticScheduleChoice best_static_schedule(int64_t heads, const QueryTileTimes& times, int64_t most_blocks,
+                                                 double head_bytes) {
+    const int64_t tiles = times.tiles(), pairs = ceil_div(tiles, 2), rounds = ceil_div(heads * pairs, most_blocks);
+    const int64_t blocks = std::min(heads * tiles, most_blocks), heads_in_pairs = std::min(heads, ceil_div(most_blocks, pairs));
+    if (tiles == 1) return {times, heads, 0, blocks};
+    StaticScheduleChoice best{times, heads, heads, std::min(heads * pairs, most_blocks)};
+    // 0.996: a smaller gain is not worth more heads in the L2 cache.
+    double best_time = static_cast<double>(best.time()) * cache_factor(head_bytes * static_cast<double>(heads_in_pairs)) * 0.996;
+    const auto consider = [&](const StaticScheduleChoice& choice, double factor) {
+        const double time = static_cast<double>(choice.time(static_cast<int64_t>(best_time / factor))) * factor;
+        if (time < best_time) best = choice, best_time = time;
+    };
+    for (const int64_t tail_rounds : {1, 2, 3, 4, 6}) {
+        // The longest tiles of all heads of the tail are computed at the same time.
+        const int64_t first = std::max<int64_t>(0, rounds - tail_rounds) * most_blocks / pairs;
+        const int64_t at_once = std::max(std::min(first, heads_in_pairs), heads - first);
+        consider({times, heads, first, blocks}, cache_factor(head_bytes * static_cast<double>(at_once)));
+        if (first == 0) break;
+    }
+    const int64_t heads_of_round = std::min(heads, most_blocks / tiles);
+    if (heads_of_round > 0) consider({times, heads, 0, blocks, heads_of_round}, 1.03);  // for the error of these times
+    return best;
 }
 
 // The same with the best choice for at most `most_blocks` thread blocks.
 inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const AttentionProblem& problem, const QueryTileTimes& times,
                                         int64_t most_blocks) {
     const int64_t units = blocks_of(schedule), heads = schedule.heads;
-    const StaticScheduleChoice all_pairs{heads, heads, std::min(units, most_blocks), times};
+    if (!schedule.paired) return set_static_rounds(schedule, times, std::min(units, most_blocks));
     // In a window, or where rows see no key, pairs do not all take the time that is assumed here.
-    if (!schedule.paired || problem.mask_rule.left < MaskRule::kUnbounded || times.keys < times.rows)
-        return set_static_schedule(schedule, all_pairs);
-    // The keys and values of the tail should fit the L2 cache, because its longest tiles are computed at the same time.
-    const auto most_heads = static_cast<int64_t>(1.5 * kL2Bytes / std::max(1.0, key_bytes(problem)));
-    int64_t tail_head = heads, time = all_pairs.time() * 255 / 256;  // a smaller gain is not worth more heads in the L2 cache
-    const int64_t rounds = ceil_div(units, most_blocks), blocks = std::min(heads * times.tiles(), most_blocks);
-    for (const int64_t tail_rounds : {2, 3, 4, 6}) {
-        const int64_t first = std::max<int64_t>(0, rounds - tail_rounds) * most_blocks / schedule.tiles;
-        if (heads - first > most_heads) break;
-        const int64_t with_tail = StaticScheduleChoice{heads, first, blocks, times}.time();
-        if (with_tail < time) tail_head = first, time = with_tail;
-    }
-    if (tail_head == heads) return set_static_schedule(schedule, all_pairs);
-    return set_static_schedule(schedule, {heads, tail_head, blocks, times});
+    if (problem.mask_rule.left < MaskRule::kUnbounded || times.keys < times.rows)
+        return set_static_schedule(schedule, StaticScheduleChoice{times, heads, heads, std::min(units, most_blocks)});
+    return set_static_schedule(schedule, best_static_schedule(heads, times, most_blocks, key_bytes(problem)));
 }
 
 }  // namespace libflash::cuda

@@ -24,8 +24,7 @@ struct Delta : Statistics {
         if (first >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
         SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
-        if (params.adds && params.dq_accumulator)
-            this->clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit), sums_per_unit / 4);
+        if (params.adds) this->clear(unit * sums_per_unit, sums_per_unit);
 #pragma unroll 1
         for (int i = threadIdx.x; i < kUnitRows; i += kThreads) {
             if (!params.adds) {

@@ -20,10 +20,10 @@ void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem&
     plan.workspace.add("dq_counters", workspace_rows(plan.units, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
 }
 
-// Several thread blocks share a unit in the first and in the last step if there is at most one unit for two multiprocessors: the
-// first step then has at most two thread blocks for each multiprocessor. With many more units that was slower.
+// Several thread blocks share a unit in the first and in the last step if there is at most one unit for each multiprocessor. With
+// more units that was slower.
 void divide_units(BackwardPlan& plan, int64_t multiprocessors) {
-    if (2 * plan.statistics.blocks > multiprocessors) return;
+    if (plan.statistics.blocks > multiprocessors) return;
     plan.divides_units = true;
     plan.statistics.blocks *= kStatisticsParts;
     plan.dq_conversion.blocks *= dq_conversion_parts(plan.tile_q);

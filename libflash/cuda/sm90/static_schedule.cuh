@@ -1,8 +1,9 @@
 // The static schedule of the persistent thread blocks of sm_90a: each takes one unit in a round. A unit is a tile of query rows
 // or, under a causal mask, a pair of a late tile and an early tile of a head, because all pairs take about the same time. The
 // last round of pairs may be incomplete, which would leave thread blocks idle for the time of a pair. Therefore the tiles of the
-// last heads, the tail, are not paired: they follow in rounds of one tile, the longest tiles of all these heads first, every
-// second round in reverse order (host/static_schedule.h chooses the number of heads).
+// last heads, the tail, are not paired: they follow in rounds of one tile, the longest first, every second round in reverse
+// order. Either the tiles of all these heads are in one order, or each round has the tiles of a few heads: those share keys and
+// values in the L2 cache (host/static_schedule.h chooses).
 #pragma once
 
 #include "cuda/attention/schedule.cuh"
@@ -35,27 +36,34 @@ private:
         const int odd = index % 2;
         if (index >= 2 * fixed.pair_rounds) return tile_of_tail(number_in_tail(index - 2 * fixed.pair_rounds));
         const int number = number_in_round(index / 2);
-        // A thread block that has no pair in the last round of pairs takes one tile of the tail instead.
-        if (number >= fixed.pairs) return tile_of_tail(odd ? fixed.tail_tiles : number - fixed.pairs);
+        // A thread block that has no pair in the last round of pairs may take one tile of the tail instead.
+        if (number >= fixed.pairs) {
+            const int of_tail = number - fixed.pairs;
+            return tile_of_tail(odd || of_tail >= fixed.tail_begin ? fixed.tail_tiles : of_tail);
+        }
         const int head = divide(number, schedule.group_tiles), near = number - head * schedule.tiles;  // a group has one head
         const int far = fixed.tiles_of_head - 1 - near;
         if (odd && near == far) return {-1, 0, 0};
         return tile_of_head(head, odd ? near : far);
     }
     // In the rounds of the tail a thread block has the place of the last round of pairs, counted from the other end every second
-    // time.
+    // time. fixed.tail_tiles: no tile.
     __device__ __forceinline__ int number_in_tail(int round) const {
         const StaticScheduleParams& fixed = schedule.fixed;
-        const int blocks = static_cast<int>(gridDim.x), complete = fixed.pair_rounds - (fixed.tail_begin > 0);
-        const int place = (static_cast<int>(blockIdx.x) + complete) % blocks;
-        return fixed.tail_begin + round * blocks + (round % 2 == 0 ? blocks - 1 - place : place);
+        const int blocks = static_cast<int>(gridDim.x);
+        const int place = (static_cast<int>(blockIdx.x) + fixed.pair_rounds + blocks - 1) % blocks;
+        const int in_round = round % 2 == 0 ? fixed.tail_round - 1 - place : place;
+        if (in_round < 0 || in_round >= fixed.tail_round) return fixed.tail_tiles;
+        return fixed.tail_begin + round * fixed.tail_round + in_round;
     }
     __device__ __forceinline__ TileCoordinates tile_of_tail(int number) const {
         const StaticScheduleParams& fixed = schedule.fixed;
         if (number >= fixed.tail_tiles) return {-1, 0, 0};
-        const int tile = divide(number, fixed.tail_heads);
-        const int head = fixed.tail_head + number - tile * static_cast<int>(fixed.tail_heads.divisor);
-        return tile_of_head(head, fixed.tiles_of_head - 1 - tile);
+        const int group = divide(number, fixed.tail_group_tiles), heads = static_cast<int>(fixed.tail_group.divisor);
+        const int item = number - group * static_cast<int>(fixed.tail_group_tiles.divisor);
+        const int first = fixed.tail_head + group * heads, heads_here = min(heads, schedule.heads - first);
+        const int tile = heads_here == heads ? divide(item, fixed.tail_group) : item / heads_here;
+        return tile_of_head(first + item - tile * heads_here, fixed.tiles_of_head - 1 - tile);
     }
     // `head`: counted over all sequences.
     __device__ __forceinline__ TileCoordinates tile_of_head(int head, int tile) const {

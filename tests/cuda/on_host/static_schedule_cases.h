@@ -5,14 +5,17 @@
 
 namespace libflash::cuda {
 
-// Completes a schedule. One causal problem of three has only pairs, one has pairs and a tail, one has no pairs. Returns the
-// number of thread blocks.
+// Completes a schedule. Causal problems take turns: only pairs; pairs and a tail; no pairs; pairs and a tail in rounds; rounds
+// alone. Returns the number of thread blocks.
 inline int64_t make_static_schedule(ScheduleParams& schedule, bool causal, int64_t rows, int64_t tile, int64_t most_blocks) {
     static int causal_problems = 0;
     const QueryTileTimes times{rows, rows, {}, tile, tile};
-    const int64_t heads = schedule.heads, tail_head = causal ? heads * (causal_problems++ % 3) / 2 : heads;
-    const int64_t units = tail_head == heads ? blocks_of(schedule) : heads * times.tiles();
-    return set_static_schedule(schedule, {heads, tail_head, std::min(units, most_blocks), times}).blocks;
+    const int64_t heads = schedule.heads, kind = causal ? causal_problems++ % 5 : 0;
+    const int64_t tail_head = kind == 0 ? heads : kind % 2 == 1 ? heads / 2 : 0;
+    const int64_t blocks = std::min(tail_head == heads ? blocks_of(schedule) : heads * times.tiles(), most_blocks);
+    const int64_t of_round = kind < 3 ? 0 : std::min(heads - tail_head, blocks / times.tiles());
+    if (!causal) return set_static_rounds(schedule, times, blocks).blocks;
+    return set_static_schedule(schedule, StaticScheduleChoice{times, heads, tail_head, blocks, of_round}).blocks;
 }
 
 }  // namespace libflash::cuda
