@@ -135,9 +135,9 @@ def known_on_host(x: Array) -> bool:
     if library is None or is_traced(x):
         return False
     if library.__name__ == "torch":
-        from ._torch_eager import eager
+        from ._torch_eager import has_values
 
-        return x.device.type == "cpu" and eager(x)
+        return x.device.type == "cpu" and has_values(x)
     return library.__name__ == "numpy" or all(device.platform == "cpu" for device in x.devices())
 
 

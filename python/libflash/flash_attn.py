@@ -167,8 +167,8 @@ def flash_attn_varlen_func(
     for S_dmask. softmax_lse is (heads, total_q).
 
     block_table, (batch, columns) int32 (int64 on the CPU: converted): k and v are pages (num_pages, page_size, heads_k, head_dim)
-    of a cache. They are read in place; with dropout, seqused_q and where gradients are recorded, PyTorch's are gathered into new
-    memory first.
+    of a cache. They are read in place; with dropout, with seqused_q, and where a derivative is asked for, PyTorch's are gathered
+    into new memory first.
     With pages, seqused_k (batch,) may replace cu_seqlens_k, which is then None; if the pages are read in place, they may have
     k_descale, v_descale and qv as in flash_attn_with_kvcache.
     """
@@ -188,7 +188,8 @@ def flash_attn_varlen_func(
         **_splits(num_splits),
     }
     if block_table is not None:
-        if not dropout_p and seqused_q is None and _reads_pages(q, k, v, learnable_sink, qv, k_descale, v_descale):
+        differentiable = (q, k, v, softmax_scale, softcap, alibi_slopes, learnable_sink, qv, k_descale, v_descale)
+        if not dropout_p and seqused_q is None and _reads_pages(*differentiable):
             names["cache_seqlens"] = "cu_seqlens_k" if seqused_k is None else "seqused_k"
             return _read_pages(
                 q, k, v, block_table, cu_seqlens_q, used_keys(cu_seqlens_k, seqused_k), softmax_scale, causal, window_size,
@@ -197,7 +198,7 @@ def flash_attn_varlen_func(
             )  # fmt: skip
         if qv is not None or k_descale is not None or v_descale is not None:
             raise UnsupportedError(
-                "qv, k_descale and v_descale need pages that are read in place: without gradients, dropout and seqused_q"
+                "qv, k_descale and v_descale need pages that are read in place: without gradients, tangents, dropout, seqused_q"
             )
         k, v, lengths = gather_pages(q, k, v, block_table, lengths)
     else:
@@ -491,12 +492,14 @@ def _numpy_seed(q: Array) -> int:
     return int(sys.modules["numpy"].random.randint(2**63 - 1, dtype="int64"))
 
 
-def _reads_pages(q: Array, *others: Array | None) -> bool:
-    """Whether decode can serve the call, because it needs no gradients. JAX decides later, and is then refused."""
-    if not _is(q, "torch", "Tensor"):
+def _reads_pages(*given: Any) -> bool:
+    """Whether decode can serve the call, because it needs no derivatives. JAX decides later, and is then refused."""
+    tensors = [x for x in given if _is(x, "torch", "Tensor")]
+    if not tensors:
         return True
-    torch = sys.modules["torch"]
-    return not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others) if _is(x, "torch", "Tensor")))
+    from ._torch_options import may_be_differentiated
+
+    return not any(map(may_be_differentiated, tensors))
 
 
 def _read_pages(
