@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ._errors import UnsupportedError
+from ._torch_dtensor import is_dtensor
 from .torch import attention
 
 Tensor = torch.Tensor
@@ -20,6 +22,14 @@ ROUNDING = 128
 def random_state() -> Tensor:
     """Seed and offset from PyTorch's default generator."""
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+
+
+def refuse_dtensors(q: Tensor, dropout_p: Any) -> None:
+    if is_dtensor(q):
+        raise UnsupportedError(
+            f"dropout_p is {dropout_p}; with DTensors it must be 0 here, because each rank would draw a dropout mask of its own; "
+            "call libflash.torch.attention with a seed: an integer that is the same on all ranks"
+        )
 
 
 def positions(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:

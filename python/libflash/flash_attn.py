@@ -414,6 +414,7 @@ def _attention(
 
         q, k, v = _rows(q), _rows(k), _rows(v)
         if dropout_p:
+            probabilities.refuse_dtensors(q, dropout_p)
             options |= {"dropout_p": dropout_p, "seed": probabilities.random_state()}
         result: Any = attention(q, k, v, deterministic=deterministic, **options)
         if not return_attn_probs:
@@ -478,8 +479,10 @@ def _full_lengths(q: Array, given: Any, batch: int) -> Array:
         raise InvalidError(f"cache_seqlens is {given}; as a number it must be 0 to 2**31 - 1")
     length = int(given)
     if _is(q, "torch", "Tensor"):
+        from ._torch_dtensor import beside
+
         torch = sys.modules["torch"]
-        return torch.full((batch,), length, dtype=torch.int32, device=q.device)
+        return beside(q, torch.full((batch,), length, dtype=torch.int32, device=q.device))
     if _is(q, "jax", "Array"):  # not on q's device: inside jit there is none, and JAX moves an array that is on no chosen device
         return sys.modules["jax.numpy"].full((batch,), length, dtype="int32")
     module = q.__array_namespace__() if hasattr(q, "__array_namespace__") else sys.modules[type(q).__module__.partition(".")[0]]
