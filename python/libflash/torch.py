@@ -114,7 +114,7 @@ def attention(
 
 
 def attention_with_pytorch(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, seed: int | Tensor | None = 0, offset: int = 0, *,
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float | torch.SymFloat = 0.0, seed: int | Tensor | None = 0, offset: int = 0, *,
     return_lse: bool = False, out: Tensor | None = None, lse: Tensor | None = None, max_logit: Tensor | None = None,
     entropy: Tensor | None = None, **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
@@ -126,7 +126,7 @@ def attention_with_pytorch(
     if type(options.get("bias")) is CausalBias:
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options) if options else ({}, {})
-    if dropout_p:
+    if isinstance(dropout_p, torch.SymFloat) or dropout_p:  # the truth of a symbolic number fixes it
         numbers["dropout_p"] = real(dropout_p, "dropout_p")
         add_random_state(q, seed, offset, numbers, tensors)
     elif type(dropout_p) is not float or type(seed) not in INT_OR_NONE or seed or type(offset) is not int or offset:
