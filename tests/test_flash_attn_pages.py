@@ -126,6 +126,15 @@ def test_scales_of_pages_have_no_tangents() -> None:
         func.jvp(lambda q: paged(q, K.float(), V.float(), k_descale=scale, v_descale=scale), (Q.float(),), (TQ.float(),))
 
 
+def test_no_pages() -> None:
+    """Sequences without keys: zeros, with gradients too."""
+    empty, nothing = K[:0].clone().requires_grad_(), torch.zeros(3, dtype=torch.int32)
+    for leaf in (Q, Q.clone().requires_grad_()):
+        out = flash_attn.flash_attn_varlen_func(leaf, empty, empty, LENGTHS[0], nothing, 4, 6, block_table=TABLE)
+        assert torch.count_nonzero(out) == 0
+    assert torch.autograd.grad(out.sum(), (leaf, empty))[1].shape == empty.shape
+
+
 # -- pages that do not exist, where they are gathered on the CPU
 
 ABSENT = torch.tensor([[3, 77], [0, 2]], dtype=torch.int32)

@@ -21,6 +21,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of PyTorch's own tools
 
 LENGTHS = (6, 11, 9)
+ROWS, PAGES = torch.tensor([0, 5], dtype=torch.int32), torch.tensor([[1]], dtype=torch.int32)
 
 FUNCTIONS: dict[str, Function] = {
     "quotient": lambda x: libflash.torch.attention(x, x, x, softmax_scale=1 / x.shape[1]),
@@ -30,6 +31,11 @@ FUNCTIONS: dict[str, Function] = {
     "dropout_p": lambda x: libflash.torch.attention(x, x, x, dropout_p=1 / x.shape[1], seed=3),
     "decode": lambda x: libflash.torch.decode(x, x, x, softmax_scale=1 / x.shape[1], softcap=x.shape[1] / 4),
     "flash_attn": lambda x: flash_attn.flash_attn_func(x, x, x, softmax_scale=1 / x.shape[1], softcap=10 / x.shape[1]),
+    "window": lambda x: flash_attn.flash_attn_func(x, x, x, window_size=(x.shape[1] // 2, 0)),
+    "cache": lambda x: flash_attn.flash_attn_with_kvcache(x, x, x, cache_seqlens=x.shape[1] - 1),
+    "pages": lambda x: flash_attn.flash_attn_varlen_func(
+        x[0], x, x, ROWS, ROWS, None, x.shape[1] - 1, block_table=PAGES, seqused_q=ROWS[1:], softmax_scale=1 / x.shape[1]
+    ),
     "value": lambda x: libflash.torch.attention(x, x, x, softmax_scale=x[0, 0, 0, 0].cos().item()),
 }
 
@@ -65,7 +71,7 @@ def gradient(function: Function, x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(function(x).sin().sum(), x)[0]
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "decode"])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("decode", "cache")])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_gradients(name: str, backend: str) -> None:
     """By autograd and by torch.func.grad within the graph."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ._arguments import integer
 from ._errors import InvalidError, UnsupportedError
-from ._flash_attn_three import known_on_host
+from ._flash_attn_three import is_symbolic, known_on_host
 
 Array = Any
 
@@ -22,8 +22,9 @@ def gather_pages(
         raise UnsupportedError("block_table together with dropout_p or seqused_q is for PyTorch tensors; gather the pages before")
     from ._torch_options import require_tensors
 
-    longest = None if lengths["max_seqlen_k"] is None else integer(lengths["max_seqlen_k"], "max_seqlen_k")
-    longest = longest or None  # 0 means unknown, as None does
+    longest = lengths["max_seqlen_k"]
+    if longest is not None:  # 0 means unknown, as None does; a symbolic number would be fixed here
+        longest = None if is_symbolic(longest) else integer(longest, "max_seqlen_k") or None
     name = "cu_seqlens_k" if lengths.get("seqused_k") is None else "seqused_k"
     require_tensors(k=k, v=v, block_table=block_table, cu_seqlens_q=lengths["cu_seqlens_q"], **{name: lengths[name]})
     seqused_k = used_keys(lengths["cu_seqlens_k"], lengths.get("seqused_k"))
@@ -37,6 +38,8 @@ def gather_pages(
             check_gathered(seqused_k, block_table, k, longest, name, absent)
         else:  # the library refuses this length when the program runs
             seqused_k = sys.modules["torch"].where(absent.any(1), -1, seqused_k)
+    if k.shape[0] == 0:
+        pages = pages[:, :0]  # no sequence has a key
     k, v = (x[pages].flatten(1, 2) for x in (k, v))
     others = {name: x for name, x in lengths.items() if name not in ("cu_seqlens_k", "max_seqlen_k")}
     return k, v, others | {"seqused_k": seqused_k}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ._errors import UnsupportedError
+from ._errors import InvalidError, UnsupportedError
 from ._torch_dtensor import is_dtensor
 from .torch import attention
 
@@ -30,6 +30,13 @@ def refuse_dtensors(q: Tensor, dropout_p: Any) -> None:
             f"dropout_p is {dropout_p}; with DTensors it must be 0 here, because each rank would draw a dropout mask of its own; "
             "call libflash.torch.attention with a seed: an integer that is the same on all ranks"
         )
+
+
+def require_maxima(lengths: dict[str, Any]) -> None:
+    """They are the shape of S_dmask of packed sequences."""
+    for name, cu_seqlens in (("max_seqlen_q", "cu_seqlens_q"), ("max_seqlen_k", "cu_seqlens_k")):
+        if lengths.get(cu_seqlens) is not None and lengths[name] is None:
+            raise InvalidError(f"{name} is None; with return_attn_probs and dropout_p it must be an integer: a size of S_dmask")
 
 
 def positions(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:

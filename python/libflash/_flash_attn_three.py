@@ -89,6 +89,16 @@ def check_numbers(**numbers: Any) -> None:
             refuse_bool(x, name)
 
 
+def is_symbolic(x: Any) -> bool:
+    """Whether x is a symbolic size of PyTorch. A conversion to an int would fix it."""
+    return isinstance(x, getattr(sys.modules.get("torch"), "SymInt", ()))
+
+
+def size(x: Any, name: str) -> int:
+    """An int of Python from an integer of any library; a symbolic size as it is."""
+    return x if is_symbolic(x) else integer(x, name)
+
+
 def check_hints(pack_gqa: Any, sm_margin: Any) -> None:
     if pack_gqa is not None and type(pack_gqa) is not bool:
         _core.flag(pack_gqa, "pack_gqa")

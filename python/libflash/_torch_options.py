@@ -132,6 +132,8 @@ def constant(x: Any, name: str) -> Any:
     recorded = torch.is_grad_enabled() and x.requires_grad
     if recorded or (not torch.compiler.is_compiling() and may_be_differentiated(x)):
         raise UnsupportedError(f"{name} requires a gradient, and there is none for it; pass float({name})")
+    if not torch.compiler.is_compiling() and is_batchedtensor(x):
+        raise UnsupportedError(f"{name} is mapped by vmap, and it is one number of a call; call once for each value")
     return x.item() if x.numel() == 1 else x
 
 

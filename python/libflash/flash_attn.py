@@ -22,7 +22,7 @@ from typing import Any
 
 from . import _core
 from . import _flash_attn_three as three
-from ._arguments import integer, refuse_traced
+from ._arguments import refuse_traced
 from ._errors import InvalidError, UnsupportedError
 from ._flash_attn_pages import gather_pages, used_keys
 
@@ -331,7 +331,7 @@ def flash_attn_with_kvcache(
     if block_table is not None and cache_batch_idx is not None:
         table_rows = cache_batch_idx, block_table.shape[0]
         block_table, cache_batch_idx = three.rows_of_table(block_table, cache_batch_idx), None
-    if isinstance(cache_seqlens, Integral):  # of Python or NumPy
+    if isinstance(cache_seqlens, Integral) or three.is_symbolic(cache_seqlens):  # of Python, NumPy or PyTorch's tracing
         cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1)
     options = dict(
         k=_rows(k),
@@ -415,6 +415,8 @@ def _attention(
         q, k, v = _rows(q), _rows(k), _rows(v)
         if dropout_p:
             probabilities.refuse_dtensors(q, dropout_p)
+            if return_attn_probs:
+                probabilities.require_maxima(lengths)
             options |= {"dropout_p": dropout_p, "seed": probabilities.random_state()}
         result: Any = attention(q, k, v, deterministic=deterministic, **options)
         if not return_attn_probs:
@@ -453,7 +455,7 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
         refuse_traced(window_size, "window_size")
     pair = window_size.tolist() if hasattr(window_size, "tolist") else window_size
     try:
-        left, right = (None if x is None else integer(x, f"window_size[{i}]") for i, x in enumerate(pair))
+        left, right = (None if x is None else three.size(x, f"window_size[{i}]") for i, x in enumerate(pair))
     except (TypeError, ValueError) as error:
         raise TypeError(f"window_size must be two integers (left, right), not {window_size!r}") from error
     return left, right
@@ -475,9 +477,9 @@ def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
 
 
 def _full_lengths(q: Array, given: Any, batch: int) -> Array:
-    if isinstance(given, bool) or not 0 <= int(given) < 2**31:
+    length = given if three.is_symbolic(given) else int(given)
+    if isinstance(given, bool) or not 0 <= length < 2**31:
         raise InvalidError(f"cache_seqlens is {given}; as a number it must be 0 to 2**31 - 1")
-    length = int(given)
     if _is(q, "torch", "Tensor"):
         from ._torch_dtensor import beside
 
