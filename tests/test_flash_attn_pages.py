@@ -135,6 +135,27 @@ def test_no_pages() -> None:
     assert torch.autograd.grad(out.sum(), (leaf, empty))[1].shape == empty.shape
 
 
+class Paged(torch.nn.Module):
+    def forward(self, q: torch.Tensor, table: torch.Tensor, cu_q: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        return flash_attn.flash_attn_varlen_func(q, K, V, cu_q, None, None, None, block_table=table, seqused_k=used, causal=True)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_exports_for_batches_of_any_size(strict: bool, grad: bool) -> None:
+    dynamic = torch.export.Dim.AUTO
+    dims = ({0: dynamic}, {0: dynamic, 1: dynamic}, {0: dynamic}, {0: dynamic})
+    traced = (Q.clone().requires_grad_(grad), TABLE, LENGTHS[0], torch.tensor([6, 3], dtype=torch.int32))
+    table, *lengths = (torch.tensor(x, dtype=torch.int32) for x in ([[2, 0], [1, 4], [4, 3]], [0, 2, 3, 6], [8, 5, 2]))
+    other = (Q[:6].clone().requires_grad_(grad), table, *lengths)
+    program = torch.export.export(Paged(), traced, dynamic_shapes=dims, strict=strict).module()
+    for given in (traced, other):
+        got, wanted = program(*given), Paged()(*given)
+        torch.testing.assert_close(got, wanted)
+        if grad:
+            torch.testing.assert_close(*(torch.autograd.grad(out.sin().sum(), given[0])[0] for out in (got, wanted)))
+
+
 # -- pages that do not exist, where they are gathered on the CPU
 
 ABSENT = torch.tensor([[3, 77], [0, 2]], dtype=torch.int32)

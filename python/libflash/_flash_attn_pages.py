@@ -8,7 +8,7 @@ from typing import Any
 
 from ._arguments import integer
 from ._errors import InvalidError, UnsupportedError
-from ._flash_attn_three import is_symbolic, known_on_host
+from ._flash_attn_three import is_symbolic, known_on_host, sequences
 
 Array = Any
 
@@ -28,7 +28,7 @@ def gather_pages(
     name = "cu_seqlens_k" if lengths.get("seqused_k") is None else "seqused_k"
     require_tensors(k=k, v=v, block_table=block_table, cu_seqlens_q=lengths["cu_seqlens_q"], **{name: lengths[name]})
     seqused_k = used_keys(lengths["cu_seqlens_k"], lengths.get("seqused_k"))
-    check_table(block_table, k, seqused_k, len(lengths["cu_seqlens_q"]) - 1, name)
+    check_table(block_table, k, seqused_k, sequences(lengths["cu_seqlens_q"]), name)
     if longest is not None:
         block_table = block_table[:, : -(-longest // k.shape[1])]
     pages = block_table.long().clamp(0, k.shape[0] - 1)  # entries past a sequence's last page may have any value

@@ -56,7 +56,7 @@ def dropped_and_kept(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
     keys = k.shape[-3] if packed_k is None else options["max_seqlen_k"]
     rows = q.shape[-3] if packed_q is None else options["max_seqlen_q"]
     position = torch.arange(keys, device=q.device) if packed_k is None else positions(packed_k, k.shape[0])[1]
-    batch = q.shape[0] if packed_q is None else len(packed_q) - 1
+    batch = q.shape[0] if packed_q is None else packed_q.shape[0] - 1
     result = q.new_zeros(batch, q.shape[-2], *(-(-n // ROUNDING) * ROUNDING for n in (rows, keys)))
     for first in range(0, keys, CHUNK):
         columns = torch.arange(first, min(first + CHUNK, keys), device=q.device)

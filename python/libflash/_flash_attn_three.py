@@ -99,6 +99,11 @@ def size(x: Any, name: str) -> int:
     return x if is_symbolic(x) else integer(x, name)
 
 
+def sequences(cu_seqlens: Any) -> int:
+    """The number of packed sequences. len() would fix a symbolic size."""
+    return (cu_seqlens.shape[0] if hasattr(cu_seqlens, "shape") else len(cu_seqlens)) - 1
+
+
 def check_hints(pack_gqa: Any, sm_margin: Any) -> None:
     if pack_gqa is not None and type(pack_gqa) is not bool:
         _core.flag(pack_gqa, "pack_gqa")

@@ -332,7 +332,7 @@ def flash_attn_with_kvcache(
         table_rows = cache_batch_idx, block_table.shape[0]
         block_table, cache_batch_idx = three.rows_of_table(block_table, cache_batch_idx), None
     if isinstance(cache_seqlens, Integral) or three.is_symbolic(cache_seqlens):  # of Python, NumPy or PyTorch's tracing
-        cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1)
+        cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else three.sequences(cu_seqlens_q))
     options = dict(
         k=_rows(k),
         v=_rows(v),
