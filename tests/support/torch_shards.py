@@ -127,7 +127,10 @@ def check_refusals_name_the_dtensor() -> None:
     assert "DTensor" in refusal(lambda: libflash.torch.attention(shard, q, q))
     assert "DTensor" in refusal(lambda: libflash.torch.attention(q, shard, q))
     assert "DTensor" in refusal(lambda: libflash.attention(q, q, shard))
-    assert "k is a torch.distributed.tensor.DTensor" in refusal(lambda: libflash.attention_backward(q, q, shard, q, q, q))
+    refused = refusal(lambda: libflash.attention_backward(q, q, shard, q, q, q))
+    assert "k is a torch.distributed.tensor.DTensor" in refused
+    assert "k.to_local() is this rank's part, k.full_tensor() the whole" in refused
+    libflash.attention(q, shard.full_tensor(), shard.to_local())
     for seed, given in ((None, "None"), (torch.tensor([3, 4]), "a plain tensor")):  # each rank would draw numbers of its own
         refused = refusal(lambda seed=seed: libflash.torch.attention(shard, shard, shard, dropout_p=0.5, seed=seed))
         assert f"seed is {given}; for DTensors" in refused
