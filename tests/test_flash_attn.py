@@ -237,6 +237,16 @@ def test_s_dmask_of_packed_sequences() -> None:
         torch.testing.assert_close(out[rows], exact, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+def test_s_dmask_of_packed_sequences_needs_the_maxima(name: str) -> None:
+    q, k, v = (x.detach()[0] for x in torch_qkv(sq=11, sk=17))
+    given = {"cu_seqlens_q": torch.tensor([0, 11]), "cu_seqlens_k": torch.tensor([0, 17]), "max_seqlen_q": 11, "max_seqlen_k": 17}
+    given |= {x: cu.int() for x, cu in given.items() if isinstance(cu, torch.Tensor)} | {name: None}
+    flash_attn.flash_attn_varlen_func(q, k, v, **given, dropout_p=0.5)
+    with pytest.raises(libflash.InvalidError, match=f"{name} is None; with return_attn_probs and dropout_p it must be"):
+        flash_attn.flash_attn_varlen_func(q, k, v, **given, dropout_p=0.5, return_attn_probs=True)
+
+
 def test_dropout_follows_the_default_generator() -> None:
     q, k, v = torch_qkv()
     torch.manual_seed(1)

@@ -344,3 +344,19 @@ def test_create_graph_alone_is_fine() -> None:
     A(q, k, v).square().sum().backward(create_graph=True)
     assert q.grad is not None
     torch.optim.SGD([q], 0.1).step()
+
+
+@pytest.mark.parametrize("name", ["softmax_scale", "softcap"])
+def test_numbers_that_vmap_maps_are_refused(name: str) -> None:
+    """By what they are: they are no gradients, and PyTorch's own error names no argument."""
+    q, k, v = problem()
+    numbers = torch.tensor([0.5, 2.0])
+
+    def mapped(numbers: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda x: A(q, k, v, **{name: x}))(numbers)
+
+    with pytest.raises(libflash.UnsupportedError, match=f"{name} is mapped by vmap, and it is one number of a call"):
+        mapped(numbers)
+    for transform in (torch.func.grad, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))):
+        with pytest.raises(libflash.UnsupportedError, match=f"{name} requires a gradient, and there is none for it"):
+            transform(lambda x: mapped(x).sum())(numbers)

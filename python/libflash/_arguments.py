@@ -90,6 +90,17 @@ def refuse_key(x: Any, name: str) -> None:
         )
 
 
+def refuse_subclass(x: Any, name: str) -> None:
+    """Refuse a tensor of PyTorch whose class has operations of its own, with what is a plain tensor of the same numbers."""
+    plain = f"{name}.as_subclass(torch.Tensor)"
+    if hasattr(x, "full_tensor"):  # a DTensor, which has no memory of its own
+        plain = f"{name}.to_local() is this rank's part, {name}.full_tensor() the whole"
+    raise TypeError(
+        f"{name} is a {type(x).__module__}.{type(x).__name__}, a subclass of torch.Tensor with operations of its own, which "
+        f"libflash would not call; pass a plain tensor: {plain}"
+    )
+
+
 def check_parts(outs: Any, lses: Any) -> None:
     """Check the containers that merge gets."""
     for name, given in (("outs", outs), ("lses", lses)):

@@ -261,8 +261,7 @@ cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=R
             call.of_tensors = source.torch
         call.last_type, call.last_source = <void *>cls, <void *>source
     if source.subclass:
-        raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__name__}, a subclass of torch.Tensor with operations of its "
-                        f"own, which libflash would not call; pass a plain tensor: {name}.as_subclass(torch.Tensor)")
+        refuse_subclass(x, name)
     if source.torch:
         if not call.of_tensors:
             refuse_gradient(call, x, name)

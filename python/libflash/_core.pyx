@@ -16,7 +16,9 @@ import os
 import sys
 import threading
 
-from ._arguments import check_parts, integer as integer_of, is_traced, one_of, real as real_of, refuse_key, refuse_traced
+from ._arguments import (
+    check_parts, integer as integer_of, is_traced, one_of, real as real_of, refuse_key, refuse_subclass, refuse_traced
+)
 from ._block_mask import BlockMask
 from ._errors import InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status, python_names
 from ._option_list import defaults_of, options_of

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ._errors import InvalidError, UnsupportedError
+from ._torch_dtensor import is_dtensor
 from .torch import attention
 
 Tensor = torch.Tensor
@@ -20,6 +22,21 @@ ROUNDING = 128
 def random_state() -> Tensor:
     """Seed and offset from PyTorch's default generator."""
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+
+
+def refuse_dtensors(q: Tensor, dropout_p: Any) -> None:
+    if is_dtensor(q):
+        raise UnsupportedError(
+            f"dropout_p is {dropout_p}; with DTensors it must be 0 here, because each rank would draw a dropout mask of its own; "
+            "call libflash.torch.attention with a seed: an integer that is the same on all ranks"
+        )
+
+
+def require_maxima(lengths: dict[str, Any]) -> None:
+    """They are the shape of S_dmask of packed sequences."""
+    for name, cu_seqlens in (("max_seqlen_q", "cu_seqlens_q"), ("max_seqlen_k", "cu_seqlens_k")):
+        if lengths.get(cu_seqlens) is not None and lengths[name] is None:
+            raise InvalidError(f"{name} is None; with return_attn_probs and dropout_p it must be an integer: a size of S_dmask")
 
 
 def positions(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
@@ -39,7 +56,7 @@ def dropped_and_kept(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
     keys = k.shape[-3] if packed_k is None else options["max_seqlen_k"]
     rows = q.shape[-3] if packed_q is None else options["max_seqlen_q"]
     position = torch.arange(keys, device=q.device) if packed_k is None else positions(packed_k, k.shape[0])[1]
-    batch = q.shape[0] if packed_q is None else len(packed_q) - 1
+    batch = q.shape[0] if packed_q is None else packed_q.shape[0] - 1
     result = q.new_zeros(batch, q.shape[-2], *(-(-n // ROUNDING) * ROUNDING for n in (rows, keys)))
     for first in range(0, keys, CHUNK):
         columns = torch.arange(first, min(first + CHUNK, keys), device=q.device)

@@ -89,6 +89,21 @@ def check_numbers(**numbers: Any) -> None:
             refuse_bool(x, name)
 
 
+def is_symbolic(x: Any) -> bool:
+    """Whether x is a symbolic size of PyTorch. A conversion to an int would fix it."""
+    return isinstance(x, getattr(sys.modules.get("torch"), "SymInt", ()))
+
+
+def size(x: Any, name: str) -> int:
+    """An int of Python from an integer of any library; a symbolic size as it is."""
+    return x if is_symbolic(x) else integer(x, name)
+
+
+def sequences(cu_seqlens: Any) -> int:
+    """The number of packed sequences. len() would fix a symbolic size."""
+    return (cu_seqlens.shape[0] if hasattr(cu_seqlens, "shape") else len(cu_seqlens)) - 1
+
+
 def check_hints(pack_gqa: Any, sm_margin: Any) -> None:
     if pack_gqa is not None and type(pack_gqa) is not bool:
         _core.flag(pack_gqa, "pack_gqa")
@@ -135,9 +150,9 @@ def known_on_host(x: Array) -> bool:
     if library is None or is_traced(x):
         return False
     if library.__name__ == "torch":
-        from ._torch_eager import eager
+        from ._torch_eager import has_values
 
-        return x.device.type == "cpu" and eager(x)
+        return x.device.type == "cpu" and has_values(x)
     return library.__name__ == "numpy" or all(device.platform == "cpu" for device in x.devices())
 
 

@@ -27,7 +27,7 @@ class Kind:
 _AN_ARRAY, _POINTER = "must be an array", "const flash_tensor_t *"
 SWITCH = Kind("bool", "must be a bool", "bool")
 CHOICE = Kind("Literal", "it must be", "str")
-NUMBER = Kind("float", "must be a number", "float", "double")
+NUMBER = Kind("float", "must be a number", "Scalar", "double")  # not float, which fixes the value of a symbolic number
 INTEGER = Kind("int", "must be an integer", "SymInt", "int64_t")
 TEXT = Kind("str", "must be a str", "str", "const char *")
 WINDOW = Kind("Window", "must be a pair (left, right)", "SymInt[2]", "int64_t")

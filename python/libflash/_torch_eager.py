@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch._C._functorch import is_batchedtensor
 
 from . import _core
 
@@ -28,3 +29,16 @@ def eager(*tensors: Tensor | None) -> bool:
     if not all(type(x) in _plain for x in tensors):
         register_sharding()
     return False
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether Python can read the values of x: also at a level of torch.func or under the profiler, where eager() is false. Not
+    of a tensor that vmap maps, and not where a mode or tracer would record the reading."""
+    return not (
+        torch.compiler.is_compiling()
+        or type(x) not in _plain
+        or is_batchedtensor(x)
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_tracing()
+        or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)
+    )

@@ -20,18 +20,20 @@ from ._errors import InvalidError, NoDeviceError
 from ._torch_kernels import BLOCK_LISTS, decode_type, library_options, lse_shape, lse_type, optional_gradients, with_parts
 
 Tensor = torch.Tensor
+SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
 class _UnknownSize(Exception):
-    """A symbolic size without an example."""
+    """A symbolic size or number without an example."""
 
 
-def known_size(x: Any) -> int:
-    """A size or stride. Of a symbolic one the value that PyTorch traces with, without a guard on it."""
-    if type(x) is int:
+def known_size(x: Any) -> Any:
+    """A size or stride, or a number that depends on one. Of a symbolic one the value that PyTorch traces with, without a guard on
+    it."""
+    if not isinstance(x, SYMBOLIC):
         return x
-    hint = getattr(getattr(x, "node", None), "hint", None)
-    if not isinstance(hint, int):
+    hint = getattr(x.node, "hint", None)
+    if not isinstance(hint, (int, float)):
         raise _UnknownSize
     return hint
 
@@ -44,7 +46,7 @@ def shape_of(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
         return [shape_of(size) for size in x]  # a window or a shard
     if not isinstance(x, Tensor):
-        return known_size(x) if isinstance(x, torch.SymInt) else x
+        return known_size(x)
     device = "cuda" if x.device.type == "cuda" else "cpu"
     sizes, strides = tuple(map(known_size, x.shape)), tuple(map(known_size, x.stride()))
     return _core.TensorShape(sizes, strides, str(x.dtype).removeprefix("torch."), device)

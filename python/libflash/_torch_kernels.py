@@ -14,6 +14,7 @@ import torch
 from . import _core
 from ._block_mask import BlockMask
 from ._second_order import CPU, computes_out_anew
+from ._torch_dtensor import beside
 
 Tensor = torch.Tensor
 
@@ -180,7 +181,7 @@ def attention_with_tangent(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bo
 
 def rows_outside(cu_seqlens: Tensor, rows: int) -> Tensor:
     """Bool: the rows of a packed tensor that belong to no sequence."""
-    at = torch.arange(rows, device=cu_seqlens.device)
+    at = beside(cu_seqlens, torch.arange(rows, device=cu_seqlens.device))
     return (at < cu_seqlens[0]) | (at >= cu_seqlens[-1])
 
 

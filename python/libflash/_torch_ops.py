@@ -82,7 +82,7 @@ def by_name(schema: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def differs(value: Any, default: Any) -> bool:
-    if value is None or isinstance(value, (Tensor, torch.SymInt)):
+    if value is None or isinstance(value, (Tensor, torch.SymInt, torch.SymFloat)):
         return value is not None
     if isinstance(value, list) and any(isinstance(x, torch.SymInt) for x in value):
         return True

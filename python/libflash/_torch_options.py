@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._C._functorch import (
+    get_dynamic_layer_stack_depth,
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+)
+from torch.autograd import forward_ad
 
 from . import _core
 from ._arguments import integer as integer_of
@@ -97,6 +103,11 @@ def integer(x: Any, name: str) -> int | torch.SymInt:
     return x if isinstance(x, torch.SymInt) else integer_of(x, name)
 
 
+def is_symbolic(x: Any) -> bool:
+    """Whether a number may be symbolic, and to compare it with its default may fix it. In torch.compile it looks like a float."""
+    return torch.compiler.is_compiling() or isinstance(x, torch.SymFloat)
+
+
 def require_tensors(**given: Any) -> None:
     """Refuse other arrays: PyTorch's own error would be a RuntimeError about the arguments of an operator. torch.compile converts
     NumPy arrays to tensors."""
@@ -118,8 +129,11 @@ def constant(x: Any, name: str) -> Any:
     """A number; also from a tensor with one element, with respect to which nothing is differentiated."""
     if not isinstance(x, Tensor):
         return x
-    if (torch.is_grad_enabled() and x.requires_grad) or (not torch.compiler.is_compiling() and is_transformed(x)):
+    recorded = torch.is_grad_enabled() and x.requires_grad
+    if recorded or (not torch.compiler.is_compiling() and may_be_differentiated(x)):
         raise UnsupportedError(f"{name} requires a gradient, and there is none for it; pass float({name})")
+    if not torch.compiler.is_compiling() and is_batchedtensor(x):
+        raise UnsupportedError(f"{name} is mapped by vmap, and it is one number of a call; call once for each value")
     return x.item() if x.numel() == 1 else x
 
 
@@ -130,15 +144,18 @@ def real(x: Any, name: str) -> Any:
     return constant(x, name)
 
 
-def is_transformed(x: Tensor) -> bool:
-    """Whether x carries a tangent, or a level of torch.func differentiates with respect to it."""
-    if tangent_of(x) is not None:
-        return True
+def may_be_differentiated(x: Tensor) -> bool:
+    """Whether a gradient of x is recorded, x carries a tangent, or a level of torch.func differentiates with respect to it.
+    Inside vmap the tensor itself shows neither: the levels below do. torch.compile cannot trace how they are read, so there every
+    level counts."""
+    if torch.compiler.is_compiling():
+        levels = get_dynamic_layer_stack_depth() > 0
+        return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and (levels or x.requires_grad))
     while is_functorch_wrapped_tensor(x):
-        if x.requires_grad:
+        if x.requires_grad or (not is_batchedtensor(x) and tangent_of(x) is not None):  # vmap cannot unpack a dual
             return True
         x = get_unwrapped(x)
-    return False
+    return (torch.is_grad_enabled() and x.requires_grad) or tangent_of(x) is not None
 
 
 def given_options(
@@ -166,7 +183,7 @@ def given_options(
                 numbers[name] = number
         elif form == "number":  # None means the default
             number = real(value, option)
-            if default is None or number:
+            if default is None or (number is not None and (is_symbolic(number) or number)):
                 numbers[name] = number
         elif form == "value":
             if type(default) is str and not isinstance(value, str):

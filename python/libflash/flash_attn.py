@@ -22,7 +22,7 @@ from typing import Any
 
 from . import _core
 from . import _flash_attn_three as three
-from ._arguments import integer, refuse_traced
+from ._arguments import refuse_traced
 from ._errors import InvalidError, UnsupportedError
 from ._flash_attn_pages import gather_pages, used_keys
 
@@ -167,8 +167,8 @@ def flash_attn_varlen_func(
     for S_dmask. softmax_lse is (heads, total_q).
 
     block_table, (batch, columns) int32 (int64 on the CPU: converted): k and v are pages (num_pages, page_size, heads_k, head_dim)
-    of a cache. They are read in place; with dropout, seqused_q and where gradients are recorded, PyTorch's are gathered into new
-    memory first.
+    of a cache. They are read in place; with dropout, with seqused_q, and where a derivative is asked for, PyTorch's are gathered
+    into new memory first.
     With pages, seqused_k (batch,) may replace cu_seqlens_k, which is then None; if the pages are read in place, they may have
     k_descale, v_descale and qv as in flash_attn_with_kvcache.
     """
@@ -188,7 +188,8 @@ def flash_attn_varlen_func(
         **_splits(num_splits),
     }
     if block_table is not None:
-        if not dropout_p and seqused_q is None and _reads_pages(q, k, v, learnable_sink, qv, k_descale, v_descale):
+        differentiable = (q, k, v, softmax_scale, softcap, alibi_slopes, learnable_sink, qv, k_descale, v_descale)
+        if not dropout_p and seqused_q is None and _reads_pages(*differentiable):
             names["cache_seqlens"] = "cu_seqlens_k" if seqused_k is None else "seqused_k"
             return _read_pages(
                 q, k, v, block_table, cu_seqlens_q, used_keys(cu_seqlens_k, seqused_k), softmax_scale, causal, window_size,
@@ -197,7 +198,7 @@ def flash_attn_varlen_func(
             )  # fmt: skip
         if qv is not None or k_descale is not None or v_descale is not None:
             raise UnsupportedError(
-                "qv, k_descale and v_descale need pages that are read in place: without gradients, dropout and seqused_q"
+                "qv, k_descale and v_descale need pages that are read in place: without gradients, tangents, dropout, seqused_q"
             )
         k, v, lengths = gather_pages(q, k, v, block_table, lengths)
     else:
@@ -330,8 +331,8 @@ def flash_attn_with_kvcache(
     if block_table is not None and cache_batch_idx is not None:
         table_rows = cache_batch_idx, block_table.shape[0]
         block_table, cache_batch_idx = three.rows_of_table(block_table, cache_batch_idx), None
-    if isinstance(cache_seqlens, Integral):  # of Python or NumPy
-        cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1)
+    if isinstance(cache_seqlens, Integral) or three.is_symbolic(cache_seqlens):  # of Python, NumPy or PyTorch's tracing
+        cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else three.sequences(cu_seqlens_q))
     options = dict(
         k=_rows(k),
         v=_rows(v),
@@ -413,6 +414,9 @@ def _attention(
 
         q, k, v = _rows(q), _rows(k), _rows(v)
         if dropout_p:
+            probabilities.refuse_dtensors(q, dropout_p)
+            if return_attn_probs:
+                probabilities.require_maxima(lengths)
             options |= {"dropout_p": dropout_p, "seed": probabilities.random_state()}
         result: Any = attention(q, k, v, deterministic=deterministic, **options)
         if not return_attn_probs:
@@ -451,7 +455,7 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
         refuse_traced(window_size, "window_size")
     pair = window_size.tolist() if hasattr(window_size, "tolist") else window_size
     try:
-        left, right = (None if x is None else integer(x, f"window_size[{i}]") for i, x in enumerate(pair))
+        left, right = (None if x is None else three.size(x, f"window_size[{i}]") for i, x in enumerate(pair))
     except (TypeError, ValueError) as error:
         raise TypeError(f"window_size must be two integers (left, right), not {window_size!r}") from error
     return left, right
@@ -473,12 +477,14 @@ def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
 
 
 def _full_lengths(q: Array, given: Any, batch: int) -> Array:
-    if isinstance(given, bool) or not 0 <= int(given) < 2**31:
+    length = given if three.is_symbolic(given) else int(given)
+    if isinstance(given, bool) or not 0 <= length < 2**31:
         raise InvalidError(f"cache_seqlens is {given}; as a number it must be 0 to 2**31 - 1")
-    length = int(given)
     if _is(q, "torch", "Tensor"):
+        from ._torch_dtensor import beside
+
         torch = sys.modules["torch"]
-        return torch.full((batch,), length, dtype=torch.int32, device=q.device)
+        return beside(q, torch.full((batch,), length, dtype=torch.int32, device=q.device))
     if _is(q, "jax", "Array"):  # not on q's device: inside jit there is none, and JAX moves an array that is on no chosen device
         return sys.modules["jax.numpy"].full((batch,), length, dtype="int32")
     module = q.__array_namespace__() if hasattr(q, "__array_namespace__") else sys.modules[type(q).__module__.partition(".")[0]]
@@ -491,12 +497,14 @@ def _numpy_seed(q: Array) -> int:
     return int(sys.modules["numpy"].random.randint(2**63 - 1, dtype="int64"))
 
 
-def _reads_pages(q: Array, *others: Array | None) -> bool:
-    """Whether decode can serve the call, because it needs no gradients. JAX decides later, and is then refused."""
-    if not _is(q, "torch", "Tensor"):
+def _reads_pages(*given: Any) -> bool:
+    """Whether decode can serve the call, because it needs no derivatives. JAX decides later, and is then refused."""
+    tensors = [x for x in given if _is(x, "torch", "Tensor")]
+    if not tensors:
         return True
-    torch = sys.modules["torch"]
-    return not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others) if _is(x, "torch", "Tensor")))
+    from ._torch_options import may_be_differentiated
+
+    return not any(map(may_be_differentiated, tensors))
 
 
 def _read_pages(

@@ -31,6 +31,7 @@ from ._torch_autograd import record, record_merge, refuse_gradients, requires_gr
 from ._torch_bias import CausalBias, causal_options
 from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._torch_context_decode import context_parallel_decode
+from ._torch_dtensor import beside, is_dtensor, refuse_plain, refuse_written
 from ._torch_eager import eager
 from ._torch_options import (
     direct_options,
@@ -113,7 +114,7 @@ def attention(
 
 
 def attention_with_pytorch(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, seed: int | Tensor | None = 0, offset: int = 0, *,
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float | torch.SymFloat = 0.0, seed: int | Tensor | None = 0, offset: int = 0, *,
     return_lse: bool = False, out: Tensor | None = None, lse: Tensor | None = None, max_logit: Tensor | None = None,
     entropy: Tensor | None = None, **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
@@ -125,7 +126,7 @@ def attention_with_pytorch(
     if type(options.get("bias")) is CausalBias:
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options) if options else ({}, {})
-    if dropout_p:
+    if isinstance(dropout_p, torch.SymFloat) or dropout_p:  # the truth of a symbolic number fixes it
         numbers["dropout_p"] = real(dropout_p, "dropout_p")
         add_random_state(q, seed, offset, numbers, tensors)
     elif type(dropout_p) is not float or type(seed) not in INT_OR_NONE or seed or type(offset) is not int or offset:
@@ -141,6 +142,7 @@ def attention_with_pytorch(
         q, k, v = autocast(q, k, v, tensors)
     if not eager(q, k, v, *tensors.values()):
         require_inputs(q=q, k=k, v=v)
+        refuse_plain({"q": q, "k": k, "v": v, **tensors})
         result = ops.OPERATORS["attention"](q, k, v, **numbers, **tensors)
     elif torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient(tensors.values())
@@ -193,6 +195,8 @@ def attention_into(
     if eager(q, k, v, out, lse, *tensors.values()):
         _core.call_as_operator(kernels.attention_out, (q, k, v, out, lse), numbers | tensors | statistics)
     else:
+        refuse_plain({"q": q, "k": k, "v": v, "out": out, "lse": lse, **tensors})
+        refuse_written("attention_out", "out", out)
         ops.OPERATORS["attention_out"](q, k, v, out, lse, **numbers, **tensors)
     return out if lse is None or not return_lse else (out, lse)
 
@@ -207,7 +211,7 @@ def with_causal_bias(q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
 
 def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Add the dropout mask's seed and offset: as numbers, or as a tensor on q's device, which a graph can compute in each run."""
-    if hasattr(q, "placements") and not hasattr(seed, "placements") and (seed is None or isinstance(seed, Tensor)):
+    if is_dtensor(q) and not is_dtensor(seed) and (seed is None or isinstance(seed, Tensor)):
         given = "None" if seed is None else "a plain tensor"
         raise InvalidError(f"seed is {given}; for DTensors with dropout_p it must be an integer or a DTensor, equal on all ranks")
     if seed is None:
@@ -301,7 +305,7 @@ def decode_with_pytorch(
     return_lse = flag(return_lse, "return_lse")
     require_tensors(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, k_rope=k_rope, out=out, lse=lse)
     require_inputs(q=q, k_cache=k_cache)
-    numbers, tensors = given_options("decode", DECODE, with_tensor_scales(options, q.device))
+    numbers, tensors = given_options("decode", DECODE, with_tensor_scales(options, q))
     check_new_rows(k, v, k_rope, v_cache, options)
     if out is None and lse is None and torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k_cache, v_cache, k, v, k_rope = autocast_decode(q, k_cache, v_cache, k, v, k_rope, tensors)
@@ -327,6 +331,10 @@ def decode_with_pytorch(
                 f"out is {out.dtype}; where PyTorch compiles, traces or transforms it must be {dtype}: the type of q, or "
                 "float32 of a shard"
             )
+        given_tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "k_rope": k_rope, "out": out, "lse": lse}
+        refuse_plain(given_tensors | tensors)
+        if k is not None:
+            refuse_written(name, "k_cache", k_cache)
         result = ops.OPERATORS[name](*inputs, **given)
         if "cu_seqlens_q" in tensors:
             result = without_other_rows(out, lse, result, tensors["cu_seqlens_q"])
@@ -334,14 +342,14 @@ def decode_with_pytorch(
     return result if return_lse else result[0]
 
 
-def with_tensor_scales(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def with_tensor_scales(options: dict[str, Any], first: Tensor) -> dict[str, Any]:
     """Convert scales that are numbers, or tensors without dimensions, to tensors with one dimension, for the operators."""
     for name in ("k_scale", "v_scale"):
         x = options.get(name)
         if isinstance(x, Tensor):
             options[name] = x.reshape(1) if x.dim() == 0 else x
         elif is_scalar(x):
-            options[name] = torch.tensor([float(x)], dtype=torch.float32, device=device)
+            options[name] = beside(first, torch.tensor([float(x)], dtype=torch.float32, device=first.device))
         elif x is not None and not hasattr(x, "__dlpack__"):
             raise TypeError(f"{name} must be a tensor or a number, not {type(x).__name__}")
     return options
@@ -379,7 +387,7 @@ def cache_write(
         k_scale=k_scale, v_scale=v_scale, rotary_cos=rotary_cos, rotary_sin=rotary_sin, positions=positions, k_rope=k_rope,
         cache_dtype=cache_dtype, backend=backend,
     )  # fmt: skip
-    options = {name: x for name, x in with_tensor_scales(options, k.device).items() if x is not None}
+    options = {name: x for name, x in with_tensor_scales(options, k).items() if x is not None}
     require_tensors(k_scale=options.get("k_scale"), v_scale=options.get("v_scale"))
     if not flag(rotary_interleaved, "rotary_interleaved"):
         options["rotary_interleaved"] = False
@@ -396,6 +404,8 @@ def cache_write(
     if eager(*inputs, *(x for x in options.values() if isinstance(x, Tensor))):
         _core.call_as_operator(kernels.cache_write, inputs, options)
     else:
+        refuse_plain({"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots, **rows, **options})
+        refuse_written("cache_write", "k_cache", k_cache)
         ops.OPERATORS["cache_write"](*inputs, **options)
 
 
@@ -492,9 +502,10 @@ def merge(
     """
     return_lse = flag(return_lse, "return_lse")
     check_parts(outs, lses)
+    parts: dict[str, Any] = {}
     for i, (one, its_lse) in enumerate(zip(outs, lses, strict=True)):
-        require_tensors(**{f"outs[{i}]": one, f"lses[{i}]": its_lse})
-    require_tensors(out=out, lse=lse)
+        parts |= {f"outs[{i}]": one, f"lses[{i}]": its_lse}
+    require_tensors(**parts, out=out, lse=lse)
     if not isinstance(layout, str):
         raise InvalidError(f"layout is {layout!r}; it must be 'bshd', 'bhsd' or 'sbhd'")
     given = {"layout": None if layout == "bshd" else layout, "backend": backend, "kernel_name": kernel}
@@ -505,6 +516,7 @@ def merge(
             "out and lse cannot be given for tensors that require a gradient; leave them out, or call under torch.no_grad()"
         )
     if not eager(*outs, *lses, out, lse):
+        refuse_plain(parts)
         result = written_to(out, lse, ops.OPERATORS["merge"](list(outs), list(lses), **options))
     elif records:
         result = record_merge(run_merge, outs, lses, options)

@@ -90,9 +90,9 @@ def test_options_added_later_come_last_in_a_schema(monkeypatch: pytest.MonkeyPat
     rank = 1 + max(option.rank for option in OPTIONS)
     new = Option("score_scale", _option_list.NUMBER, 1.0, _option_list.SCORES, rank=rank)
     monkeypatch.setattr(_option_list, "OPTIONS", (new, *OPTIONS))
-    assert _option_list.operator_arguments("decode") == f"{before}, float score_scale=1.0"
+    assert _option_list.operator_arguments("decode") == f"{before}, Scalar score_scale=1.0"
     assert "kernel_name=None, bool need=False" in of_gradients
-    assert _option_list.operator_arguments("attention", "bool need=False") == f"{of_gradients}, float score_scale=1.0"
+    assert _option_list.operator_arguments("attention", "bool need=False") == f"{of_gradients}, Scalar score_scale=1.0"
 
 
 @pytest.mark.parametrize(("function", "option"), [case for case in TORCH_CASES if case.values[1].arguments])

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 import libflash
+from libflash import flash_attn
 
 
 def check(placements: list, layout: str, **options: object) -> None:
@@ -79,6 +80,38 @@ def check_merge_and_decode() -> None:
     torch.testing.assert_close(got.full_tensor(), libflash.torch.decode(q, k, v, cache_seqlens=lengths))
 
 
+def check_functions_of_flash_attn() -> None:
+    """Numbers become DTensors where the others are; dropout, whose mask each rank would draw, is refused by the caller's name."""
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(9)
+    q, k, v = (torch.randn(4, 5, 2, 8) for _ in range(3))
+    shards = [distribute_tensor(x, mesh, [Shard(0)]) for x in (q, k, v)]
+    got = flash_attn.flash_attn_with_kvcache(*shards, cache_seqlens=3, causal=True)
+    assert got.placements == (Shard(0),)
+    torch.testing.assert_close(got.full_tensor(), flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=3, causal=True))
+    compiled = torch.compile(flash_attn.flash_attn_with_kvcache, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*shards, cache_seqlens=3, causal=True).full_tensor(), got.full_tensor())
+    got = libflash.torch.decode(*shards, k_scale=0.5, v_scale=2.0)
+    torch.testing.assert_close(got.full_tensor(), libflash.torch.decode(q, k, v, k_scale=0.5, v_scale=2.0))
+
+    whole = [q[0], k, v, *(torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 5], [0, 6, 14], [[1, 3], [2, 0]]))]
+    places = [Shard(1), Shard(2), Shard(2), *[Replicate()] * 3]
+    given = [distribute_tensor(x, mesh, [place]) for x, place in zip(whole, places, strict=True)]
+
+    def paged(q, k, v, cu_q, cu_k, table):
+        return flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 3, 8, causal=True, block_table=table)
+
+    torch.testing.assert_close(paged(*given).full_tensor(), paged(*whole))
+    for x in (given, whole):
+        x[0].requires_grad_()
+    got, wanted = (torch.autograd.grad(paged(*x).sin().sum(), x[0])[0] for x in (given, whole))
+    torch.testing.assert_close(got.full_tensor(), wanted)
+
+    refused = refusal(lambda: flash_attn.flash_attn_func(*shards, 0.5))
+    assert "dropout_p is 0.5; with DTensors it must be 0 here" in refused
+    assert "libflash.torch.attention" in refused
+
+
 def refusal(call) -> str:
     try:
         call()
@@ -94,10 +127,19 @@ def check_refusals_name_the_dtensor() -> None:
     assert "DTensor" in refusal(lambda: libflash.torch.attention(shard, q, q))
     assert "DTensor" in refusal(lambda: libflash.torch.attention(q, shard, q))
     assert "DTensor" in refusal(lambda: libflash.attention(q, q, shard))
-    assert "k is a torch.distributed.tensor.DTensor" in refusal(lambda: libflash.attention_backward(q, q, shard, q, q, q))
+    refused = refusal(lambda: libflash.attention_backward(q, q, shard, q, q, q))
+    assert "k is a torch.distributed.tensor.DTensor" in refused
+    assert "k.to_local() is this rank's part, k.full_tensor() the whole" in refused
+    libflash.attention(q, shard.full_tensor(), shard.to_local())
     for seed, given in ((None, "None"), (torch.tensor([3, 4]), "a plain tensor")):  # each rank would draw numbers of its own
         refused = refusal(lambda seed=seed: libflash.torch.attention(shard, shard, shard, dropout_p=0.5, seed=seed))
         assert f"seed is {given}; for DTensors" in refused
+    plain = refusal(lambda: libflash.torch.decode(shard, shard, shard, cache_seqlens=torch.tensor([3, 3], dtype=torch.int32)))
+    assert "cache_seqlens is a plain tensor, and q is a DTensor; make" in plain
+    assert "outs[1] is a plain tensor, and outs[0] is" in refusal(lambda: libflash.torch.merge([shard, q], [shard, q]))
+    slots = torch.arange(4)
+    assert "slots is a plain tensor" in refusal(lambda: libflash.torch.cache_write(shard, shard, shard, shard, slots))
+    assert "out is a DTensor, and attention_out" in refusal(lambda: libflash.torch.attention(shard, shard, shard, out=shard))
     appended = refusal(lambda: libflash.torch.decode(shard, shard, shard, k=shard, v=shard))
     assert "decode_append" in appended
     assert "shard" in appended
@@ -114,6 +156,7 @@ def main() -> None:
     check_heads_of_a_group_stay_together()
     check_dropout_masks_are_those_of_the_whole()
     check_merge_and_decode()
+    check_functions_of_flash_attn()
     check_refusals_name_the_dtensor()
     dist.destroy_process_group()
 
