@@ -242,7 +242,7 @@ struct Problem {
         };
         if (params.head_maxima) plan.head_maxima = launch_shape(1, resources(ForwardStep::head_maxima));
         plan.instance.number = int(kind);
-        const int64_t blocks = make_static_schedule(params.schedule, causal, side.capacity, tile, kMultiprocessors);
+        const int64_t blocks = make_static_schedule(params.schedule, side.capacity, tile, kMultiprocessors);
         plan.attention =
             launch_shape(unequal ? std::min<int64_t>(units, kMultiprocessors) : blocks, resources(ForwardStep::attention));
         if (forward_has_long_sums(Kernel::config, kind) && needs_long_sums(Kernel::config, c.keys)) {

@@ -129,7 +129,7 @@ struct Problem {
         params.schedule.paired = paired;
         const int64_t units = blocks_of(params.schedule);
         const int64_t most = c.lengths == Lengths::dense ? kMultiprocessors : units;
-        plan.attention = launch_shape(make_static_schedule(params.schedule, causal, side.capacity, tile, most),
+        plan.attention = launch_shape(make_static_schedule(params.schedule, side.capacity, tile, most),
                                       resources_of_forward_tangent<Kernel>(0, plan.instance.number));
         return plan;
     }
