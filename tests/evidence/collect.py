@@ -17,6 +17,7 @@ stages need:
 
     one GPU        --only tests repeats sanitizer, then --only benchmark decode shapes accuracy
     two GPUs       --only tests benchmark decode shapes accuracy, then --only sanitizer repeats
+    any number     also --only serving, which takes minutes
     several GPUs   also once for each of the stages that need them: context, context_all
 
 The lanes of CHECKS share a GPU and run at the same time; with four GPUs the tests have two of them. The stages of TIMED have a
@@ -48,11 +49,11 @@ ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
 LIMITS = {"tests": 520, "accuracy": 300, "repeats": 400, "sanitizer": 450, "benchmark": 320, "decode": 90, "shapes": 120}
-LIMITS |= {"context": 500, "context_all": 420}
+LIMITS |= {"serving": 520, "context": 500, "context_all": 420}
 QUICK_LIMITS = {"tests": 120, "accuracy": 60, "repeats": 60, "sanitizer": 150, "benchmark": 90, "decode": 40, "shapes": 50}
-QUICK_LIMITS |= {"context": 150, "context_all": 100}
+QUICK_LIMITS |= {"serving": 60, "context": 150, "context_all": 100}
 CHECKS = (("tests",), ("sanitizer",), ("repeats",))  # lanes
-TIMED = ("benchmark", "decode", "shapes")  # measure time: nothing else runs on their GPU
+TIMED = ("benchmark", "decode", "shapes", "serving")  # measure time: nothing else runs on their GPU
 AFTER_TIMED = ("accuracy",)  # follows them, on the same GPU: the tests take longer than these stages
 TOTAL = 540  # limit of all stages together
 WORKER_GIB = 3.5  # memory for each process of the tests. With 40 processes, tests run out of memory on a GPU with 80 GB
@@ -222,6 +223,11 @@ def shapes(run: Run) -> tuple[str, str, dict]:
     return by_json("shapes", ROOT / "tests/benchmark/gpu_shapes.py", run, "--json")
 
 
+def serving(run: Run) -> tuple[str, str, dict]:
+    some = ("--only", "tree,append", "--rounds", "1") if run.quick else ()
+    return by_command("serving", [str(ROOT / "tests/benchmark/gpu_serving.py"), *some, "--json"], run)
+
+
 def context(run: Run) -> tuple[str, str, dict]:
     """Context parallel attention on two GPUs: its tests and those of several devices, then its benchmark."""
     command = ["-m", "pytest", "-q", "-p", "no:benchmark", "-p", "no:cacheprovider"]
@@ -257,6 +263,7 @@ STAGES = {
     "decode": decode,
     "shapes": shapes,
     "sanitizer": sanitize,
+    "serving": serving,
     "context": context,
     "context_all": context_all,
 }

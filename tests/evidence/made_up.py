@@ -29,6 +29,11 @@ def evidence(**changes: object) -> dict:
     shapes = [
         {"name": f"d={head_dim}", "ratio": {"fp16": ratio, "fp16 product": 1.05}} for head_dim, ratio in ((64, 0.5), (128, 2.0))
     ]
+    serving = [
+        {"kind": "tree", "name": f"nodes={nodes}", "us": {"call": 11.5, "one row": 10.0}, "target": "<= 1.05", "figure": figure}
+        for nodes, figure in ((8, 1.0), (64, 1.21))
+    ]
+    serving.append({"kind": "chunk", "name": "rows=512", "failed": {"call": "refused"}})
     ring = {"tokens": 32768, "heads": [32, 8], "causal": True, "backward": True, "ranks": 2}
     ring |= {"ms": {"one rank": 10.0, "auto": 5.0, "ring": 5.0, "heads": 8.0}, "predicted_ms": {"2": 5.25, "16": 1.0}}
     over_four = ring | {"causal": False, "backward": False, "ranks": 4, "predicted_ms": {"4": 2.5}}
@@ -62,6 +67,7 @@ def evidence(**changes: object) -> dict:
             "cells": [*forward, *backward],
         },
         "decode": {"setting": {"torch": "2", "cudnn": 9, "rounds": 5, "read_tb_per_s": 4.4}, "cells": [decode]},
+        "serving": {"setting": {"rounds": 5}, "cells": serving},
         "context": {"setting": {"torch": "2", "rounds": 3, "head_dim": 128}, "cells": [ring]},
         "context_all": {"setting": {"torch": "2", "rounds": 2, "head_dim": 128, "window_ms": 250}, "cells": [over_four]},
         "shapes": {"setting": {"rounds": 5}, "cells": [*shapes, {"name": "S=2048 mask", "ratio": {"mask": 1.234}}]},

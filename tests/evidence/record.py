@@ -3,8 +3,8 @@
     gpu, sources, quick      which GPU, the hash of the sources (sources.py), whether a smaller set was run
     setting                  library, toolkit, driver and frameworks, see machine.py
     stages                   for each stage: status, seconds, date, driver, and `why` unless it passed
-    tests, accuracy, ...     the results of the stage of that name; `context` needs two GPUs, `context_all` more:
-                             they may be absent
+    tests, accuracy, ...     the results of the stage of that name; `serving` takes minutes, `context` needs two GPUs,
+                             `context_all` more: they may be absent
 
 A status is "passed", "failed", "timed out" or "unproven": nothing was found, but the tool did not find the planted faults either.
 """
@@ -15,8 +15,9 @@ import json
 import pathlib
 import re
 
-STAGES = ("tests", "accuracy", "repeats", "benchmark", "decode", "shapes", "sanitizer", "context", "context_all")
+STAGES = ("tests", "accuracy", "repeats", "benchmark", "decode", "shapes", "sanitizer", "serving", "context", "context_all")
 OF_SEVERAL = ("context", "context_all")  # stages that need two GPUs, and more than two
+MAY_BE_ABSENT = ("serving", *OF_SEVERAL)
 FOLDER = pathlib.Path(__file__).resolve().parent
 WIDTH = 150  # a value that fits on one line is written on one line, so that a line of a table is a line of the file
 MAY_DIFFER = {"driver", "python"}  # between runs merged into one file; each stage has its driver
@@ -83,7 +84,7 @@ def shortcomings(data: dict, sources: str, all_stages: bool = True) -> list[str]
     for name in STAGES:
         stage = data["stages"].get(name)
         if stage is None or name not in data:
-            if all_stages and name not in OF_SEVERAL:
+            if all_stages and name not in MAY_BE_ABSENT:
                 found.append(f"{name}: not run")
         elif stage["status"] != "passed":
             found.append(f"{name}: {stage['status']}: {stage.get('why', '')}".rstrip(": "))

@@ -19,6 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmark"
 import record
 import summary
 from record import OF_SEVERAL
+from serving_table import serving_table
 from table import write
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -374,6 +375,7 @@ TABLES = {
     "gpu-shapes-table": shapes_table,
     "gpu-float-table": float_table,
     "gpu-decode-table": decode_table,
+    "gpu-serving-table": serving_table,
     "gpu-context-table": context_table,
     "gpu-accuracy-table": accuracy_table,
 }

@@ -88,7 +88,7 @@ def test_two_gpus_share_the_stages() -> None:
     lanes, both = collect.phases(names, 2)
     *checks, timed = lanes
     assert checks == [(["tests"], (0,)), (["sanitizer"], (0,)), (["repeats"], (0,))]
-    assert timed == (["benchmark", "decode", "shapes", "accuracy"], (1,))  # one after the other
+    assert timed == (["benchmark", "decode", "shapes", "serving", "accuracy"], (1,))  # one after the other
     assert both == [(["context"], None)]
     checks, _ = collect.phases(["sanitizer", "repeats"], 2)
     assert [lane for lane in checks if lane[0]] == [(["sanitizer"], (0,)), (["repeats"], (1,))]  # nothing is timed
@@ -97,14 +97,14 @@ def test_two_gpus_share_the_stages() -> None:
 def test_of_four_gpus_the_tests_have_two() -> None:
     lanes, all_of_them = collect.phases(list(collect.STAGES), 4)
     assert [gpus for _, gpus in lanes] == [(0, 3), (2,), (2,), (1,)]
-    assert lanes[-1] == (["benchmark", "decode", "shapes", "accuracy"], (1,))
+    assert lanes[-1] == (["benchmark", "decode", "shapes", "serving", "accuracy"], (1,))
     assert all_of_them == [(["context", "context_all"], None)]
 
 
 def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
     checks, timed = collect.phases(list(collect.STAGES), 1)
     assert checks == [(["tests"], None), (["sanitizer"], None), (["repeats"], None)]
-    assert timed == [(["benchmark", "decode", "shapes", "accuracy"], None)]
+    assert timed == [(["benchmark", "decode", "shapes", "serving", "accuracy"], None)]
     assert collect.phases(["accuracy"], 1) == [[([], None), ([], None), ([], None)], [(["accuracy"], None)]]
 
 

@@ -124,6 +124,18 @@ def test_errors_of_what_two_gpus_predicted_for_four() -> None:
     )
 
 
+def test_rows_of_the_serving_table() -> None:
+    """A cell that failed has no figure, and a kind with one cell no mean."""
+    made = tables.contents({"a.json": evidence()})["gpu-serving-table"]
+    rows = [line for line in made.splitlines() if line.startswith("| trees")]
+    assert rows[1] == "| trees of speculative decoding | nodes=64 | call 11.5, one row 10.0 | 1.21 | <= 1.05 |"
+    assert len(rows) == 2
+    assert "rows=512" not in made
+    assert made.splitlines()[-1].strip() == "trees of speculative decoding: geometric mean 1.10, 1.00 to 1.21."
+    without = {name: value for name, value in evidence().items() if name != "serving"}
+    assert tables.contents({"a.json": without})["gpu-serving-table"] == ""
+
+
 def test_rows_of_the_shapes_table() -> None:
     """A line for each figure that was measured; nothing if there is none."""
     made = tables.contents({"a.json": evidence()})["gpu-shapes-table"]
@@ -156,7 +168,7 @@ def test_results_and_readme_are_written_and_then_checked(tmp_path: pathlib.Path)
     assert failed.returncode == 1
     assert ", ".join(tables.TABLES) in failed.stderr
     assert "performance-table" in failed.stderr
-    assert results.read_text().count("old") == len(tables.TABLES) == 7
+    assert results.read_text().count("old") == len(tables.TABLES) == 8
     assert run_tables(*where).returncode == 0
     assert run_tables(*where, "--check").returncode == 0
     written = results.read_text()
