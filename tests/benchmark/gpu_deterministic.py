@@ -3,22 +3,77 @@ kernels with it. Before a cell is timed, its results are compared with the first
 
     python tests/benchmark/gpu_deterministic.py                      bf16, the grid of gpu_attention.py, about a minute
     python tests/benchmark/gpu_deterministic.py --only d=128,causal  these cells
+    python tests/benchmark/gpu_deterministic.py --options            each option, S=2048, about a minute
 
-Work and timing are those of gpu_attention.py. A ratio is a time divided by that of the default, so smaller is better.
+Work and timing are those of gpu_attention.py; options are those of gpu_shapes.py, a causal window of 512 keys and eight query
+heads for each key head. A ratio is a time divided by that of the default, so smaller is better.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import statistics
 import sys
+from collections.abc import Iterator
 
 import torch
 from _cells import Cell, gpu_cells
-from _gpu_contenders import FAMILY, RESULTS, Call, backward_libflash, own_choice, problem
+from _gpu_contenders import FAMILY, RESULTS, Call, Problem, problem
 from _gpu_timing import medians
+from _report import mask_name
+from _shapes import HEAD_DIMS, OPTIONS, arguments, cell, grouped
+
+import libflash
 
 DEFAULT, FIXED, FIXED_SM80 = "default", "deterministic", "deterministic, sm80"
+PLAIN, WINDOW, GROUPED = "", "window", "grouped"
+OPTION_SEQLEN = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    cell: Cell
+    option: str
+
+    @property
+    def words(self) -> list[str]:
+        return [
+            f"d={self.cell.head_dim}",
+            f"S={self.cell.seqlen}",
+            mask_name(self.cell.causal),
+            *[self.option] * bool(self.option),
+        ]
+
+
+def plain_cases(dtype: str) -> list[Case]:
+    return [Case(cell, PLAIN) for cell in gpu_cells([dtype], ["backward"], quick=False)]
+
+
+def option_cases(dtype: str) -> Iterator[Case]:
+    """ALiBi and the window under a causal mask, dropout and grouped heads with and without, the others without."""
+    for option, head_dim, causal in itertools.product((WINDOW, GROUPED, *OPTIONS), (*HEAD_DIMS, 256), (False, True)):
+        if causal in {WINDOW: (True,), "alibi": (True,), GROUPED: (False, True), "dropout": (False, True)}.get(option, (False,)):
+            found = cell(head_dim, OPTION_SEQLEN, causal, dtype)
+            yield Case(dataclasses.replace(found, direction="backward"), option)
+
+
+def problem_of(case: Case) -> tuple[Problem, dict[str, object]]:
+    p = problem(case.cell)
+    if case.option == GROUPED:
+        return grouped(p), {}
+    if case.option == WINDOW:
+        return p, {"window_size": (511, 0)}
+    return p, arguments(case.option, p) if case.option else {}
+
+
+def backward(p: Problem, given: dict[str, object], **more: object) -> Call:
+    """A call of backward with options that its forward pass had, too; `more` is of backward alone."""
+    options = {"causal": p.cell.causal, **given}
+    out, lse = libflash.attention(p.q, p.k, p.v, return_lse=True, **options)
+    made = {f"d{name}": torch.empty_like(x) for name, x in (("q", p.q), ("k", p.k), ("v", p.v))}
+    return lambda: libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, **made, **options, **more)[:3]
 
 
 def same_bits(call: Call, repeats: int) -> None:
@@ -32,33 +87,34 @@ def same_bits(call: Call, repeats: int) -> None:
                 raise ValueError(f"{name} has other bits than in the first call")
 
 
-def measure(cell: Cell, repeats: int, rounds: int) -> tuple[dict[str, float], float]:
-    p = problem(cell)
-    calls = {DEFAULT: backward_libflash(p, None), FIXED: backward_libflash(p, None, deterministic=True)}
-    if own_choice(p) != FAMILY:
-        calls[FIXED_SM80] = backward_libflash(p, None, FAMILY, deterministic=True)
+def measure(case: Case, repeats: int, rounds: int) -> tuple[dict[str, float], float]:
+    p, given = problem_of(case)
+    calls = {DEFAULT: backward(p, given), FIXED: backward(p, given, deterministic=True)}
+    calls[FIXED_SM80] = backward(p, given, deterministic=True, backend=FAMILY)
     same_bits(calls[FIXED], repeats)
     return medians(calls, rounds)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="WORDS", help="comma-separated: d=64,S=2048,causal (or full)")
+    parser.add_argument("--only", default="", metavar="WORDS", help="comma-separated: d=64,S=2048,causal (or full), an option")
+    parser.add_argument("--options", action="store_true", help="with options in place of the grid")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
     parser.add_argument("--repeats", type=int, default=20, help="calls whose bits are compared (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="replays of each contender, in turn (default: %(default)s)")
     options = parser.parse_args()
     words, ratios = set(filter(None, options.only.split(","))), []
+    if not torch.cuda.is_available():
+        sys.exit("no GPU")
     torch.set_grad_enabled(False)
     torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
-    for cell in gpu_cells([options.dtype], ["backward"], quick=False):
-        names = [f"d={cell.head_dim}", f"S={cell.seqlen}", "causal" if cell.causal else "full"]
-        if not words <= set(names):
+    for case in option_cases(options.dtype) if options.options else plain_cases(options.dtype):
+        if not words <= set(case.words):
             continue
-        ms, spread = measure(cell, options.repeats, options.rounds)
+        ms, spread = measure(case, options.repeats, options.rounds)
         ratios.append(ms[FIXED] / ms[DEFAULT])
         times = ", ".join(f"{name} {1e3 * time:.0f} us" for name, time in ms.items())
-        print(f"{' '.join(names)}: {ratios[-1]:.3f}; {times}; spread {spread:.3f}", flush=True)
+        print(f"{' '.join(case.words)}: {ratios[-1]:.3f}; {times}; spread {spread:.3f}", flush=True)
     if ratios:
         print(f"geometric mean {statistics.geometric_mean(ratios):.3f}, largest {max(ratios):.3f}")
     return 0
