@@ -25,8 +25,8 @@ def serving_table(data: dict) -> str:
     setting = data["serving"]["setting"]
     lines = [
         f"Calls of an inference engine's step on {data['gpu']}, bf16, 32 query heads and 8 key heads of 128 channels, lengths "
-        "and block table on the device (`tests/benchmark/gpu_serving.py`): microseconds of the call and of what it is compared with "
-        "in the same run, and the figure that has a target. Device time, inputs rotated beyond the L2 cache, medians of "
+        "and block table on the device (`tests/benchmark/gpu_serving.py`): microseconds of the call and of what it is compared "
+        "with in the same run, and the figure that has a target. Device time, inputs rotated beyond the L2 cache, medians of "
         f"{setting['rounds']} rounds, {data['stages']['serving']['date']}.",
         "",
         "| | case | microseconds | figure | what it is, and the target |",
