@@ -49,19 +49,19 @@ def test_without_a_terminal_it_is_on_stderr():
 
 @pytest.mark.parametrize("hidden", [True, False])
 def test_it_reaches_the_terminal_once(hidden):
-    """`hidden`: another process captures the output, as pip does."""
-    child, terminal = pty.fork()
-    if child == 0:
-        if hidden:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-        os.execv(sys.executable, [sys.executable, "-c", SAY])
+    """`hidden`: another process captures the output, as pip does. The child opens the terminal, which makes it the terminal of
+    its session: a fork of this process is no way, because libraries of other tests may have started threads.
+    """
+    terminal, end = pty.openpty()
+    output = subprocess.DEVNULL if hidden else end
+    child = f"import os; os.open({os.ttyname(end)!r}, os.O_RDWR); {SAY}"
+    subprocess.run([sys.executable, "-c", child], stdout=output, stderr=output, start_new_session=True, check=True)
+    os.close(end)
     seen = b""
     try:
         while piece := os.read(terminal, 4096):
             seen += piece
-    except OSError:  # the child has ended and its terminal is closed
+    except OSError:  # no process has the terminal open any more
         pass
-    assert os.waitpid(child, 0)[1] == 0
+    os.close(terminal)
     assert re.findall(rb"a line", seen) == [b"a line"]
