@@ -74,8 +74,9 @@ ASCENDING = (0, 1, 2, 2, 5, 6)
 
 
 @every_kernel
+@pytest.mark.parametrize("split", [{}, {"num_splits": 3}], ids=str)
 @pytest.mark.parametrize("which", ["both", "queries", "new rows"])
-def test_prefix_sums(kernel: dict, which: str) -> None:
+def test_prefix_sums(kernel: dict, which: str, split: dict) -> None:
     """Entries are clamped to the rows of their tensor, and a sequence whose end is before its begin is empty. Each sequence
     appends exactly its rows.
     """
@@ -86,7 +87,7 @@ def test_prefix_sums(kernel: dict, which: str) -> None:
         given = {"cu_seqlens_q": few if which == "new rows" else starts, "k": k, "v": v}
         if which != "both":
             given["cu_seqlens_new"] = starts if which == "new rows" else few
-        results.append(run(kernel, q, before, **given, **angles(kernel, CAPACITY)))
+        results.append(run(kernel, q, before, **given, **split, **angles(kernel, CAPACITY)))
     check_same(*results)
     out, _, *after = results[0]
     queries, news = (ASCENDING if which == other else CLAMPED for other in ("new rows", "queries"))

@@ -92,6 +92,7 @@ def of_operation(operation: str, backend: str) -> list[str]:
     return [kernel["name"] for kernel in every if kernel["usable"] and kernel["backend"] == backend]
 
 
+@pytest.mark.early
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("backend", ["sm80", "sm90", "cpu"])
 def test_first_calls(operation: str, backend: str) -> None:
