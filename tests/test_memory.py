@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from case import Case
 from decode_cases import DecodeCase
+from guarded_decode import guarded_decode
 from guarded_run import guarded_run
 from harness import assert_same_bits, cpu_kernels, python, random, run_python
-from memory_harness import Fenced, Guarded, call, each
+from libflash.conformance import cache_cases
+from libflash.conformance.cache_cases import CacheCase
+from memory_harness import Fenced, Guarded, each
 
 PREFIXES = ("only-", "far-rows", "size-packed", "size-17x64", "size-1x129", "dim-7-", "dim-40-72", "dim-97", "poison-unused")
 CHOSEN = [case for case in cases.quick() if case.name.startswith(PREFIXES)]
@@ -47,48 +50,25 @@ DECODE = [
 ]
 
 
+CODES = [(case, two_kernels(index)[0]) for index, case in enumerate(cache_cases.quick())][::2]
+
+
 @pytest.mark.parametrize(("case", "isa"), DECODE, ids=[f"{case}-{isa}" for case, isa in DECODE])
 def test_decode_stays_inside(case: DecodeCase, isa: str) -> None:
     results = []
     for content, gap in zip(CONTENTS, (0, 3, 0), strict=True):
-        x = case.inputs()
-        given, flags = dict(x.options), 0
-        for name, flag, default in (("causal", abi.CAUSAL, True), ("rotary_interleaved", abi.ROTARY_INTERLEAVED, False)):
-            flags |= flag if given.pop(name, default) else 0
-        if "window_size" in given:
-            flags |= abi.WINDOW
-            given["window_left"], given["window_right"] = given.pop("window_size")
-        if "softmax_scale" in given:
-            flags |= abi.SCALE
-        inputs = {"q": Guarded(x.q, gap)}
-        for name, value in list(given.items()):
-            if isinstance(value, np.ndarray):
-                given[{"k": "k_new", "v": "v_new"}.get(name, name)] = (inputs.setdefault(name, Guarded(given.pop(name)))).array
-        caches = [Guarded(x.k_cache, gap), Guarded(x.v_cache, gap)]
-        for cache in caches:  # may be written, which case.check() checks; their surroundings may not
-            cache.output = True
-        wide = np.float64 if x.q.dtype == np.float64 else np.float32
-        out = Guarded(np.zeros((*x.q.shape[:-1], x.v_cache.shape[3]), x.q.dtype), gap, output=True)
-        lse = Guarded(np.zeros((*x.q.shape[:-3], x.q.shape[-2], x.q.shape[-3]), wide), gap, output=True)
-        made = abi.options(abi.DecodeOptions, flags=flags, kernel=f"decode_cpu_{isa}".encode(), **given)
-        call("decode", [inputs["q"].array, caches[0].array, caches[1].array, out.array, lse.array], made, content)
-        for one in inputs.values():
-            one.check()
-        owned = owned_rows(x.options, x.q.shape[0])
-        out.check(None if owned is None else np.broadcast_to(owned[:, None, None], out.array.shape))
-        lse.check(None if owned is None else np.broadcast_to(owned, lse.array.shape))
-        for cache in caches:
-            stray = (cache.block != cache.before) & ~cache.own
-            assert not stray.any(), f"{case}: written outside the cache"
-        case.check(o=out.array, lse=lse.array, k_cache=caches[0].array, v_cache=caches[1].array)
-        results.append({"o": out.array, "lse": lse.array})
+        after, o, lse = guarded_decode(case.inputs(), f"decode_cpu_{isa}", content, gap)
+        case.check(o=o, lse=lse, k_cache=after.k_cache, v_cache=after.v_cache)
+        results.append({"o": o, "lse": lse})
     for other in results[1:]:
         assert_same_bits(other, results[0])
 
 
-def owned_rows(options: dict, rows: int) -> np.ndarray | None:
-    """Bool over the rows of a packed q: those that belong to a sequence. None if q is not packed."""
-    return np.arange(rows) < options["cu_seqlens_q"][-1] if "cu_seqlens_q" in options else None
+@pytest.mark.parametrize(("case", "isa"), CODES, ids=[f"{case}-{isa}" for case, isa in CODES])
+def test_decode_over_codes_stays_inside(case: CacheCase, isa: str) -> None:
+    """Also scales and rope parts, which an append writes."""
+    after, o, lse = guarded_decode(case.inputs(), f"decode_cpu_{isa}", "ones", 3, shift=1)
+    case.check(after, o=o, lse=lse)
 
 
 def test_merge_stays_inside() -> None:

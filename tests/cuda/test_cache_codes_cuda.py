@@ -16,21 +16,11 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
-from gpu_codes import on_device, run, some_codes  # noqa: E402
+from gpu_codes import on_device, refused, run, some_codes  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 SPLITS = [{}, {"num_splits": 3}, {"split_size": 128}]
-
-
-def refused(case: CacheCase) -> str:
-    """What CUDA refuses of the case, by the text of the refusal; empty if it takes it."""
-    shape, of_k = case.base, case.base.head_dim - case.rope_dim
-    if case.codes and shape.dtype == "fp32":
-        return "k_cache of 8 bits with float32 q"
-    if case.scale == "groups" and case.group % 16:
-        return "k_scale of groups of channels that are not multiples of 16"
-    return "k_rope_cache beside a k_cache whose channels are not a multiple of 16" if case.rope_dim and of_k % 16 else ""
 
 
 CASES = [case for case in cache_cases.quick() if not refused(case)]

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from decode_cases import DecodeCase
-from key_shards import KeyShards
 
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import DTYPES, same_bits, to_device, to_numpy  # noqa: E402  (needs torch)
+from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
 from gpu_codes import on_device, some_codes  # noqa: E402
 from gpu_decode import KERNELS, every_kernel  # noqa: E402
+from gpu_shards import check_shards  # noqa: E402
 from test_decode_shards import CASES as SHARD_CASES  # noqa: E402
 from test_decode_shards import SHARDS, appends_all  # noqa: E402
 from test_shared_keys import GROUPS, LENGTHS, LENS, table  # noqa: E402
@@ -25,32 +25,10 @@ TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "f32"}
 NARROW = [case for case in SHARD_CASES if appends_all(case) and case.dtype in TYPES]
 
 
-class ShardsOnGpu(KeyShards):
-    """The same shards; each call on the GPU, whose caches come back."""
-
-    def decode(self, **options: Any) -> list[Any]:
-        made = []
-        for i in range(self.count):
-            arrays = {"k_cache": self.caches["k_cache"][i], "v_cache": self.caches["v_cache"][i], **self.options(i)}
-            given = {name: to_device(x, "cuda") if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
-            made.append(libflash.decode(to_device(self.x.q, "cuda"), return_lse=True, **given, **options))
-            for name in ("k_cache", "v_cache"):
-                arrays[name][...] = to_numpy(given[name], arrays[name].dtype)
-        return made
-
-
 @pytest.mark.parametrize(("number", "case"), list(enumerate(NARROW)), ids=str)
 def test_merged_shards_are_the_whole(number: int, case: DecodeCase) -> None:
     for split, at in (({}, number), ({"split_size": 128}, number + 3)):
-        shards = ShardsOnGpu(case.inputs(), *SHARDS[at % len(SHARDS)])
-        outs, lses = zip(*shards.decode(**split), strict=True)
-        assert all(out.dtype == torch.float32 for out in outs)
-        dtype = DTYPES[TYPES[case.dtype]]
-        merged, lse = libflash.merge(outs, lses, out=torch.empty(outs[0].shape, dtype=dtype, device="cuda"))
-        o, lse = to_numpy(merged, shards.x.q.dtype), lse.cpu().numpy()
-        if case.slack_rows:  # never written
-            o[-case.slack_rows :], lse[:, -case.slack_rows :] = 0, -np.inf
-        case.check(o=o, lse=lse, k_cache=shards.joined("k_cache"), v_cache=shards.joined("v_cache"))
+        check_shards(case, *SHARDS[at % len(SHARDS)], **split)
 
 
 def test_there_are_cases_of_shards() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -13,6 +12,7 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits, wide_type  # noqa: E402  (needs torch)
+from gpu_graphs import captured  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -56,16 +56,6 @@ def forward_and_backward(
     libflash.attention_backward(
         x["dout"], q, k, v, out, lse, deterministic=deterministic, kernel=backward, **gradients, **options
     )
-
-
-def captured(call: Callable[[], object]) -> Callable[[], None]:
-    """The call as a graph: captured in global mode, in which a synchronisation, a cudaMalloc or the legacy stream is an error."""
-    call()  # the first launch loads the kernels
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="global"):
-        call()
-    return graph.replay
 
 
 def copy_into(x: Tensors, others: Tensors) -> None:

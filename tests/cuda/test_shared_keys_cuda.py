@@ -190,6 +190,38 @@ def test_a_wrong_hint_touches_nothing_else(groups: tuple[int, ...], lens: tuple[
     assert all(same_bits(a, b) for a, b in zip(step.decode(**step.hint), wanted, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_false_hint_changes_only_its_groups(dtype: Any) -> None:
+    """Members of the first group have pages of their own. They get the first member's keys; the others have their results."""
+    size, keys = 24, 2048
+    step = Step((size, 30), (keys, 1000), 10, 16, 1, 4, 128, dtype)
+    assert step.uses(**step.hint)
+    shared, before = step.table.clone(), [x.clone() for x in step.caches]
+    step.table[1:size, : keys // 16] = shared[size + 30 :, : keys // 16].repeat(3, 1)[: size - 1]
+    wanted, got = step.decode(), step.decode(**step.hint)
+    for a, b in zip(got, wanted, strict=True):
+        assert same_bits(a[0], b[0])
+        assert same_bits(a[size:], b[size:])
+        assert not any(same_bits(x, y) for x, y in zip(a[1:size], b[1:size], strict=True))
+    step.table.copy_(shared)  # now the hint is true
+    for a, b in zip(got, step.decode(), strict=True):
+        assert same_bits(a, b)
+    assert all(torch.equal(x, y) for x, y in zip(before, step.caches, strict=True))
+
+
+def test_a_hint_of_too_many_keys_changes_only_its_groups() -> None:
+    """More keys than a member has, and than the cache has: the other sequences have their results, and all are finite."""
+    step = Step((24, 30), (2048, 1000), 10, 16, 1, 4, 128)
+    wanted, before = step.decode(), [x.clone() for x in step.caches]
+    for lens in ((2500, 1000), (1 << 30, 1000), (2**31 - 1, 1000)):
+        step.lens.copy_(ints(*lens))
+        got = step.decode(**step.hint)
+        for a, b in zip(got, wanted, strict=True):
+            assert same_bits(a[24:], b[24:])
+            assert a.isfinite().all()
+        assert all(torch.equal(x, y) for x, y in zip(before, step.caches, strict=True))
+
+
 def test_where_the_hint_is_ignored() -> None:
     """Results are those without it."""
     step = Step((64,), (2048,), 0, 16, 1, 4, 128)

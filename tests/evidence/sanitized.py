@@ -1,5 +1,5 @@
 """The program that compute-sanitizer runs: a few small problems on every CUDA kernel of attention, those of prefill, shared keys,
-statistics and tangents too, and merge, with checked results.
+statistics and tangents too, merge and cache_write, with checked results.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/evidence/sanitized.py [--quick]
     ... python tests/evidence/sanitized.py --plant        a call whose output is described larger than it is
@@ -30,12 +30,15 @@ from case import Case
 from decode_cases import DecodeCase
 from dlpack_producer import Array
 from gpu_case import DTYPES, to_device
+from gpu_codes import on_device, on_host, run_cache
 from gpu_kernels import TYPES, attention_kernels, device_of, kernels, widths
 from gpu_prefill import Step, check_step
 from gpu_runs import RUNS
+from gpu_shards import check_shards
 from gpu_shared_keys import SharedKeys, check_shared_keys
 from gpu_tangent import check_backward, check_forward
 from libflash.conformance.cache_cases import CacheCase
+from libflash.conformance.reference_cache import CODES
 from statistics_case import StatisticsCase
 from tangent_cases import TangentCase
 
@@ -84,15 +87,47 @@ def attention_problems(kernel: dict) -> list[Case]:
     return [dataclasses.replace(case, name=f"sanitized-{name}-{kind}") for name, case in cases.items()]
 
 
-def decode_problems(kernel: dict) -> list[DecodeCase]:
-    """Few and many rows, with and without splits, and append to pages."""
+@dataclasses.dataclass(frozen=True)
+class One:
+    """A decode problem that runs once, with these options."""
+
+    case: DecodeCase | CacheCase
+    options: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class InShards:
+    """A decode problem on two shards of its keys, which are merged."""
+
+    case: DecodeCase
+
+
+def decode_problems(kernel: dict) -> list[DecodeCase | One | InShards]:
+    """Few and many rows, with and without splits, and append to pages; then, each once: packed rows with a tree, codes that the
+    attention kernel appends and codes that a kernel of their own appends, invariant rows, shards.
+    """
     dtype, full, odd = TYPES[kernel["dtype"]], widths(kernel), odd_widths(kernel)
     lengths = {"lengths": (0, 1, 130, 590), "capacity": 600}
+    packed = {"lengths": (70, 5, 130), "seqlen_q": (1, 19, 3), "capacity": 160, "page_size": 16, "slack_rows": 1}
     cases = {
         "pages": {"page_size": 16, "append": 3, "rotary": 32, **full, **lengths},
         "rows": {"seqlen_q": 19, "leftpad": (0, 0, 7, 90), "batch_idx": True, "sink": True, **odd, **lengths},
+        "tree": {"append": packed["seqlen_q"], "tree": True, "positions": True, "window_size": (90, 0), **odd, **packed},
+        "codes": {"append": 1, "lengths": (0, 70, 130), "capacity": 140, **full},
+        "packed-codes": {"append": packed["seqlen_q"], **full, **packed},
+        "invariant": {"window_size": (90, 0), "sink": True, **odd, **packed},
+        "shards": {"append": packed["seqlen_q"], **odd, **packed},
     }
-    return [DecodeCase(f"sanitized-{name}-{dtype}-{kernel['head_dim']}", dtype, **given) for name, given in cases.items()]
+    made = {name: DecodeCase(f"sanitized-{name}-{dtype}-{kernel['head_dim']}", dtype, **given) for name, given in cases.items()}
+    return [
+        made["pages"],
+        made["rows"],
+        One(made["tree"], {"num_splits": 3}),
+        One(CacheCase(made["codes"], "int8", "rows"), {"num_splits": 3}),
+        One(CacheCase(made["packed-codes"], "e4m3", "groups", group=kernel["head_dim_v"] // 2), {}),
+        One(made["invariant"], {"invariant": True}),
+        InShards(made["shards"]),
+    ]
 
 
 def in_keys_problems(kernel: dict) -> list[CacheCase]:
@@ -113,7 +148,9 @@ MODES = {"decode": SPLITS, "values in keys": SPLITS, "backward": [{"deterministi
 def served(case: object, kernel: dict) -> int:
     """Run the case and check its results, backward in both modes; returns the number of runs that were not refused."""
     modes, count = MODES.get(kernel["kind"], [{}]), 0
-    for mode in modes:
+    if isinstance(case, One):
+        case, modes = case.case, [case.options]
+    for mode in modes[:1] if isinstance(case, InShards) else modes:
         try:
             run_and_check(case, kernel, mode)
         except libflash.UnsupportedError:
@@ -128,11 +165,34 @@ def run_and_check(case: object, kernel: dict, mode: dict) -> None:
         check_step(case, kernel, device, causal=True)
     elif isinstance(case, SharedKeys):
         check_shared_keys(case, kernel, device)
+    elif isinstance(case, InShards):
+        check_shards(case.case, 2, 16, device, kernel=name)
     elif isinstance(case, TangentCase):
         check = check_forward if kernel["kind"] == "forward_tangent" else check_backward
         check(case, name, device)
     else:
-        case.check(**RUNS[kernel["kind"]](case, name, device=device, **mode))
+        run = run_cache if isinstance(case, CacheCase) else RUNS[kernel["kind"]]
+        case.check(**run(case, name, device=device, **mode))
+
+
+def run_cache_write(device: str = "cuda") -> None:
+    """Rows of 16 bits and codes with computed scales, into slots inside and outside of the cache: the bits of the CPU."""
+    rng = np.random.default_rng(2)
+    k, v = (rng.standard_normal((7, 2, 72)).astype(np.float16) for _ in range(2))
+    slots = np.array([11, -1, 0, 29, 30, 12, 3], np.int32)
+    angles = {"rotary_cos": rng.standard_normal((9, 30)), "rotary_sin": rng.standard_normal((9, 30))}
+    more = {name: x.astype(np.float32) for name, x in angles.items()} | {"positions": np.arange(2, 9, dtype=np.int32)}
+    for code in (np.dtype(np.float16), CODES["int8"]):
+        own = {name: np.zeros((6, 5, 2, 72), code) for name in ("k_cache", "v_cache")}
+        if code.itemsize == 1:
+            own |= {name: np.zeros((6, 5, 2, 9), np.float32) for name in ("k_scale", "v_scale")}
+        arrays = own | more | {"k": k, "v": v, "slots": slots}
+        given = {name: on_device(x.copy(), device) for name, x in arrays.items()}
+        libflash.cache_write(**given)
+        libflash.cache_write(k, v, **own, slots=slots, **more)
+        for name, wanted in own.items():
+            assert on_host(given[name], wanted).tobytes() == wanted.tobytes(), f"cache_write: {name}"
+            assert wanted.any()
 
 
 def run_merge() -> None:
@@ -190,10 +250,11 @@ def main() -> int:
     first = part == 1
     if first:
         run_merge()
+        run_cache_write()
     unused = [name for name, count in counts.items() if not count]
     if unused:
         sys.exit(f"served none of the problems: {', '.join(unused)}")
-    print(f"ran: {sum(counts.values()) + first} problems, {len(some) + first} kernels")
+    print(f"ran: {sum(counts.values()) + 2 * first} problems, {len(some) + 2 * first} kernels")
     return 0
 
 

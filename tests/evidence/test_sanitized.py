@@ -11,7 +11,7 @@ import sanitized  # noqa: E402  (needs torch)
 SERVED = {
     "forward": [1] * 4,
     "backward": [2] * 4,
-    "decode": [2] * 2,
+    "decode": [2] * 2 + [1] * 5,
     "statistics": [1] * 2,
     "values in keys": [2] * 2,
     "forward_tangent": [1] * 2,
@@ -29,6 +29,18 @@ def test_every_kind_has_problems() -> None:
 def test_problems_of_a_kernel(kind: str) -> None:
     kernel = in_place_of(kind)
     assert [sanitized.served(case, kernel) for case in sanitized.problems(kernel)] == SERVED[kind]
+
+
+def test_cache_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    sanitized.run_cache_write("cpu")
+    real = sanitized.libflash.cache_write
+
+    def shifted(*rows: object, **given: object) -> None:
+        real(*rows, **(given if rows else given | {"slots": given["slots"] + 1}))
+
+    monkeypatch.setattr(sanitized.libflash, "cache_write", shifted)
+    with pytest.raises(AssertionError, match="cache_write: k_cache"):
+        sanitized.run_cache_write("cpu")
 
 
 def test_a_wrong_result_and_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def wide_type(x: torch.Tensor) -> torch.dtype:
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     """The elements as integers, to compare bits: a NaN equals a NaN with the same bits, and 0 is not -0."""
-    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

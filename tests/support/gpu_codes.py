@@ -50,3 +50,13 @@ def run_cache(case: CacheCase, kernel: str | None, device: str = "cuda", **more:
     x = case.inputs()
     out, lse = run(x, device, kernel=kernel, **more)
     return {"after": x, "o": out, "lse": lse}
+
+
+def refused(case: CacheCase) -> str:
+    """What CUDA refuses of the case, by the text of the refusal; empty if it takes it."""
+    shape, of_k = case.base, case.base.head_dim - case.rope_dim
+    if case.codes and shape.dtype == "fp32":
+        return "k_cache of 8 bits with float32 q"
+    if case.scale == "groups" and case.group % 16:
+        return "k_scale of groups of channels that are not multiples of 16"
+    return "k_rope_cache beside a k_cache whose channels are not a multiple of 16" if case.rope_dim and of_k % 16 else ""

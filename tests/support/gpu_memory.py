@@ -54,6 +54,10 @@ class GuardedOnGpu(Guarded):
         address = self.on_gpu.data_ptr() + self.array.ctypes.data - self.block.ctypes.data
         return on_gpu(self.array, address, self.on_gpu.get_device())
 
+    def check_around(self) -> None:
+        fetched(self.block, self.on_gpu)
+        super().check_around()
+
     def check(self, owned: np.ndarray | None = None) -> None:
         fetched(self.block, self.on_gpu)
         super().check(owned)

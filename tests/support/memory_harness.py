@@ -43,6 +43,11 @@ class Guarded:
         """The array as the library sees it."""
         return abi.tensor(self.array)
 
+    def check_around(self) -> None:
+        """Only elements of the array have changed."""
+        stray = (self.block != self.before) & ~self.own
+        assert not stray.any(), f"{self.name}: {int(stray.sum())} elements changed outside of it, first at {stray.argmax()}"
+
     def check(self, owned: np.ndarray | None = None) -> None:
         """Inputs and the surroundings of outputs are unchanged; outputs are written where `owned` is true (default
         everywhere).
