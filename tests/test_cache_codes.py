@@ -57,22 +57,33 @@ def test_every_code_has_its_value(kernel: str, code: str, dtype: np.dtype) -> No
 
 @every_kernel
 @every_type
-@pytest.mark.parametrize("case", [case for case in cache_cases.quick() if case.codes and "append" not in str(case)], ids=str)
+@pytest.mark.parametrize("case", [case for case in cache_cases.quick() if case.codes], ids=str)
 def test_codes_equal_a_cache_of_their_values(case: CacheCase, dtype: np.dtype, kernel: str) -> None:
-    """Bit for bit: a cache of q's type with the values of the codes and the same scales."""
-    x = case.inputs()
-    if "append" in case.base.name or case.base.append:
-        return
-    q, options = x.q.astype(dtype), dict(x.options)
-    for name in ("k_rope_cache", "rotary_cos", "rotary_sin"):
-        if name in options:
-            options[name] = options[name].astype(dtype)
-    values = [None if c is None else c.astype(np.float32).astype(dtype) for c in (x.k_cache, x.v_cache)]
+    """Bit for bit: a cache of q's type with the values of the codes and the same scales. A call that appends leaves codes in the
+    cache; the call after it without the append reads them, and has the same bits."""
     for split in SPLITS:
-        codes = decoded(q, x.k_cache, x.v_cache, kernel=kernel, **split, **options)
-        plain = decoded(q, *values, kernel=kernel, **split, **options)
+        x = in_type(case.inputs(), dtype)
+        given = {"kernel": kernel, **split}
+        codes = decoded(x.q, x.k_cache, x.v_cache, **given, **x.options)
+        options = after_append(case, x.options)
+        values = [None if c is None else c.astype(np.float32).astype(dtype) for c in (x.k_cache, x.v_cache)]
+        plain = decoded(x.q, *values, **given, **options)
         assert_same_bits(codes[0], plain[0])
         assert_same_bits(codes[1], plain[1])
+
+
+def in_type(x: DecodeInputs, dtype: np.dtype) -> DecodeInputs:
+    """The inputs with q and all that has its type in another one."""
+    own = {name: x.options[name].astype(dtype) for name in ("k", "v", "k_rope", "k_rope_cache") if name in x.options}
+    return dataclasses.replace(x, q=x.q.astype(dtype), options=x.options | own)
+
+
+def after_append(case: CacheCase, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of the call that finds in its caches what a call with these options appended."""
+    assert not case.base.rotary, "without the append, rotary positions would begin after the new keys"
+    dropped = ("k", "v", "k_rope", "cu_seqlens_new")
+    lengths = options["cache_seqlens"] + np.array(case.base.appended, np.int32)
+    return {name: value for name, value in options.items() if name not in dropped} | {"cache_seqlens": lengths}
 
 
 def decoded(q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray | None, **options: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -100,9 +100,13 @@ def test_equal_keys_count_the_visible_ones(kernel: str) -> None:
     q, caches, options = problem(rows, cached)
     caches[0][...] = 0
     sees = np.tril(np.random.default_rng(5).random((rows, rows)) < 0.5)
-    _, lse = libflash.decode(q, *caches, tree_mask=words(sees), return_lse=True, kernel=kernel, **options)
-    counts = cached - rows + sees.sum(axis=1)
+    out, lse = libflash.decode(q, *caches, tree_mask=words(sees), return_lse=True, kernel=kernel, **options)
+    visible = np.concatenate([np.ones((rows, cached - rows)), sees], axis=1)
+    counts = visible.sum(axis=1)
     np.testing.assert_allclose(lse, np.broadcast_to(np.log(counts), lse.shape), rtol=1e-6)
+    sums = np.einsum("ij,jhd->ihd", visible, caches[1][0, :cached].astype(np.float64))
+    means = (sums / counts[:, None, None]).repeat(HEADS_Q // HEADS_K, axis=1)
+    np.testing.assert_allclose(out, means, rtol=1e-5, atol=1e-6)
 
 
 @every_kernel

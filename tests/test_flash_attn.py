@@ -37,6 +37,11 @@ SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py; learnable_
     "q_descale=None, k_descale=None, v_descale=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, "
     "learnable_sink=None, s_aux=None, *, qv=None, page_table=None, rotary_seqlens=None, attention_chunk=0, "
     "scheduler_metadata=None, pack_gqa=None, sm_margin=0",
+    "flash_attn_combine": "out_partial, lse_partial, out=None, out_dtype=None",
+    "get_scheduler_metadata": "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, "
+    "qkv_dtype=None, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, "
+    "max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, has_softcap=False, num_splits=0, "
+    "pack_gqa=None, sm_margin=0",
 }
 
 

@@ -89,6 +89,11 @@ def check_numbers(**numbers: Any) -> None:
             refuse_bool(x, name)
 
 
+def is_tensor(x: Any) -> bool:
+    """Whether x is PyTorch's. A library that is not imported cannot have made the array."""
+    return isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
 def is_symbolic(x: Any) -> bool:
     """Whether x is a symbolic size of PyTorch. A conversion to an int would fix it."""
     return isinstance(x, getattr(sys.modules.get("torch"), "SymInt", ()))

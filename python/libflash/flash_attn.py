@@ -6,7 +6,8 @@ Signatures, the order of arguments and returned values are those of flash-attn 2
 with learnable_sink of flash-attn 4 as the last argument of the functions that have it there. Arguments that flash-attn 3 added
 follow it, by name: s_aux (learnable_sink), page_table (block_table), seqused_q, seqused_k, k_descale, v_descale, num_splits and
 qv are supported; scheduler_metadata, pack_gqa and sm_margin are hints to flash-attn's kernels and have no effect here;
-attention_chunk and q_descale are refused. With rotary_cos, rotary_seqlens must be the tensor given as cache_seqlens. Differences:
+attention_chunk and q_descale are refused. With rotary_cos, rotary_seqlens must be the tensor given as cache_seqlens.
+flash_attn_combine and get_scheduler_metadata are those of flash-attn 3. Differences:
 
 - Any device, type, head_dim and page size that libflash supports; head_dim_v may differ from head_dim.
 - softmax_lse of a row that sees no key is -inf, not +inf, and it is differentiable.
@@ -21,12 +22,14 @@ from numbers import Integral
 from typing import Any
 
 from . import _core
+from . import _flash_attn_splits as splits
 from . import _flash_attn_three as three
 from ._arguments import refuse_traced
 from ._errors import InvalidError, UnsupportedError
 from ._flash_attn_pages import gather_pages, used_keys
 
 __all__ = [
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
@@ -34,6 +37,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
 ]
 
 Array = Any
@@ -361,6 +365,80 @@ def flash_attn_with_kvcache(
     if k is not None and _is(q, "jax", "Array"):
         raise UnsupportedError("k: JAX arrays are immutable; libflash.jax.decode appends and returns the new caches")
     return _decode(q, k_cache, v_cache, options, names, table_rows)
+
+
+def flash_attn_combine(
+    out_partial: Array, lse_partial: Array, out: Array | None = None, out_dtype: Any = None
+) -> tuple[Array, Array]:
+    """Combine the results of disjoint splits of the keys, as `libflash.merge` does.
+
+    out_partial is (num_splits, batch, seqlen, heads, head_dim_v), lse_partial (num_splits, batch, seqlen, heads), both float32. A
+    split whose lse is -inf contributes nothing. out_dtype is float32 (default), float16 or bfloat16; out, if given, is written,
+    and its type is the default of out_dtype.
+
+    Returns
+    -------
+    (out, softmax_lse): (batch, seqlen, heads, head_dim_v), and (batch, seqlen, heads) in float32
+    """
+    return splits.combine(out_partial, lse_partial, out, out_dtype)
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Array,
+    qkv_dtype: Any = None,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k_new: Array | None = None,
+    cache_leftpad: Array | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: Window = NO_WINDOW,
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Array:
+    """What flash_attn_with_kvcache takes as scheduler_metadata: an int32 array with one 0, on the device of cache_seqlens.
+
+    libflash plans in the call itself, from the lengths on the device, so there is nothing to prepare: a call has the same bits
+    with this array, with one of an earlier step, and without any. The arguments are checked as far as shapes and numbers are
+    known. qkv_dtype None is bfloat16, flash-attn's default.
+    """
+    three.refuse(attention_chunk, None)
+    three.check_hints(pack_gqa, sm_margin)
+    _check_flags(causal=causal, has_softcap=has_softcap)
+    _window(window_size)
+    sizes = {
+        "batch_size": batch_size,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "num_heads_q": num_heads_q,
+        "num_heads_kv": num_heads_kv,
+        "headdim": headdim,
+        "max_seqlen_k_new": max_seqlen_k_new,
+        "num_splits": num_splits,
+    }
+    splits.check_problem(
+        sizes,
+        {"headdim_v": headdim_v},
+        page_size,
+        qkv_dtype,
+        {
+            "cache_seqlens": (cache_seqlens, 0),
+            "cu_seqlens_q": (cu_seqlens_q, 1),
+            "cu_seqlens_k_new": (cu_seqlens_k_new, 1),
+            "cache_leftpad": (cache_leftpad, 0),
+        },
+    )
+    return _full_lengths(cache_seqlens, 0, 1)
 
 
 def _decode(

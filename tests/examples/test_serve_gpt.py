@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ import serve_gpt  # noqa: E402
 from gpt import checkpoint, files  # noqa: E402
 from gpt.draft import Tree, draft  # noqa: E402
 from gpt.engine import Engine, Settings  # noqa: E402
+from gpt.groups import groups_of  # noqa: E402
 from gpt.model import GPT, Shape  # noqa: E402
 from gpt.paged import PagedCache  # noqa: E402
 from gpt.pages import Pages  # noqa: E402
@@ -68,6 +71,7 @@ OPTIONS = {
     "all": [],
     "int8": ["--cache", "int8"],
     "e4m3": ["--cache", "e4m3"],
+    "e5m2": ["--cache", "e5m2"],
     "odd pages": ["--page-size", "7", "--nodes", "31", "--depth", "9"],
     "few rows": ["--budget", "5", "--batch", "3"],
     "few pages": ["--pages", "20"],
@@ -87,11 +91,50 @@ def test_batches_change_no_token(model: pathlib.Path, name: str) -> None:
         assert check["same"] == check["texts"] == 12
 
 
+CHAINS = ["--nodes", "2"]  # drafts of one token: no branch
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_batches_change_no_bit(model: pathlib.Path, name: str) -> None:
+    """Every logit of every text, with each type and each cache: rows beside others, in chunks, drafted, over shared pages."""
+    found = served(model, *OPTIONS[name], *CHAINS)
+    assert found["check"]["equal"] == found["check"]["same"] == found["check"]["texts"] == 12
+    assert found["check"]["difference"] == 0
+    assert found["counts"]["shared"] > 0
+    assert found["counts"]["accepted"] > 0
+
+
+@pytest.mark.parametrize("name", ["all", "e4m3", "bfloat16"])
+def test_rows_that_are_not_invariant_change_bits(model: pathlib.Path, name: str) -> None:
+    found = served(model, *OPTIONS[name], *CHAINS, "--free")
+    assert found["check"]["equal"] < found["check"]["texts"]
+    assert found["check"]["difference"] > 0
+
+
 def test_without_drafts_and_shared_pages(model: pathlib.Path) -> None:
     every, plain = served(model), served(model, "--nodes", "1", "--no-share", "--batch", "4")
     assert plain["counts"]["shared"] == plain["counts"]["drafted"] == 0
     assert plain["texts"] == every["texts"]
     assert plain["counts"]["steps"] > every["counts"]["steps"]
+
+
+def test_progress(model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a line says how far the engine is, and is written over. Steps take 0.11 seconds of this clock."""
+    screen, calls = io.StringIO(), iter(range(10000))
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(serve_gpt.sys, "stderr", screen)
+    monkeypatch.setattr(serve_gpt, "time", SimpleNamespace(perf_counter=lambda: 0.11 * next(calls)))
+    engine = Engine(checkpoint.load_or_exit(model, torch.device("cpu"), torch.float32), Settings(nodes=1), torch.float32)
+    with torch.no_grad():
+        serve_gpt.serve(engine, [[1, 2, 3]] * 3, 9, arrivals=1)
+    first, *lines = screen.getvalue().split("\r")
+    assert first == ""
+    assert lines[-1].endswith(" \n")
+    wanted = r"step (\d+): (\d) running, (\d) waiting, (\d+) pages available, (\d+) tokens, (\d+) tokens/s \n?"
+    numbers = [[int(number) for number in re.fullmatch(wanted, line).groups()] for line in lines]  # type: ignore[union-attr]
+    assert [step for step, *_ in numbers] == [2, 4, 6, 8, 10]
+    assert numbers[0] == [2, 2, 0, 254, 3, 14]  # 3 tokens in 0.22 s
+    assert numbers[-1][:5] == [10, 1, 0, 255, 26]
 
 
 # -- defects
@@ -146,6 +189,27 @@ def test_pages() -> None:
     assert pages.available == 0
     assert pages.beginning([1, 2, 3, 4, 5]) == mine[:1]  # the other one has a new owner
     assert Pages(4, 2, share=False).beginning([1, 2, 3]) == []
+
+
+def test_groups() -> None:
+    """Neighbours with the same first page, as far as all of them go together, and have keys."""
+    assert groups_of([[3], [1, 2, 5], [1, 2, 6], [1, 2], [4, 9], [4, 8]], [4, 9, 8, 8, 6, 3], 4) == ([0, 1, 4, 6], [0, 8, 3])
+    assert groups_of([[7, 8]], [5], 4) == ([0, 1], [0])
+
+
+def test_shared_pages_are_told(model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hints, decode = [], libflash.decode
+
+    def told(*arrays: Any, **options: Any) -> Any:
+        hints.append((options["shared_groups"].diff() > 1) & (options["shared_lens"] > 0))
+        return decode(*arrays, **options)
+
+    monkeypatch.setattr(libflash, "decode", told)
+    served(model)
+    assert torch.cat(hints).any()
+    hints.clear()
+    assert serve_gpt.main(["--small", "--checkpoint", str(model), "--no-share"]) == 0
+    assert not torch.cat(hints).any()
 
 
 def test_trees() -> None:

@@ -2,6 +2,10 @@
 
 A step is one call of the model with rows of many requests: one row, or a tree of drafted tokens, of each request that generates,
 and chunks of the prompts of others, up to a number of rows. All keys are in one paged cache.
+
+Every step has the same number of rows, the last ones padding, as in a captured graph: a row of a matrix product has other bits in
+a product of another number of rows. With rows of attention that are invariant, a text then has the same bits in any batch. Only a
+drafted token whose ancestors are not the nodes right before it sees its keys at other places, and adds them in another order.
 """
 
 from __future__ import annotations
@@ -13,9 +17,12 @@ from itertools import accumulate
 import torch
 
 from .draft import Tree, draft
+from .groups import groups_of
 from .model import GPT
 from .paged import PagedCache, Rows
 from .pages import Pages
+
+TILE = 16  # rows
 
 
 @dataclasses.dataclass
@@ -59,12 +66,18 @@ class Settings:
     nodes: int = 8  # of a tree with its root; 1: no speculation
     depth: int = 4
     cache: str = "same"
+    invariant: bool = True  # rows of attention
+
+    @property
+    def rows(self) -> int:
+        """Of every step: full tiles, so that no row is in a remainder that is computed in another way."""
+        return -(-self.budget // TILE) * TILE
 
 
 class Engine:
     def __init__(self, model: GPT, settings: Settings, dtype: torch.dtype) -> None:
         self.model, self.settings = model, settings
-        self.cache = PagedCache(model.shape, settings.pages, settings.page_size, settings.cache, dtype)
+        self.cache = PagedCache(model.shape, settings.pages, settings.page_size, settings.cache, dtype, settings.invariant)
         self.pages = Pages(settings.pages, settings.page_size, settings.share)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -116,7 +129,7 @@ class Engine:
     # -- a step
 
     def plan(self) -> list[tuple[Request, Tree | list[int]]]:
-        """Requests that generate come first, then chunks of prompts in the order of their arrival."""
+        """Requests that generate get their rows first, then chunks of prompts in the order of their arrival."""
         room = self.settings.budget
         planned: list[tuple[Request, Tree | list[int]]] = []
         for request in sorted(self.running, key=lambda one: one.reads):
@@ -130,7 +143,7 @@ class Engine:
                 rows = draft(request.text, min(self.settings.nodes, room, left), self.settings.depth)
                 room -= len(rows.tokens)
             planned.append((request, rows))
-        return planned
+        return sorted(planned, key=lambda one: one[0].pages[0])  # those that share their first pages are neighbours
 
     def rows_of(self, planned: list[tuple[Request, Tree | list[int]]]) -> tuple[torch.Tensor, Rows]:
         tokens: list[int] = []
@@ -148,18 +161,20 @@ class Engine:
                 positions += range(request.cached, request.cached + len(rows))
                 mask_counts.append(0)
             counts.append(len(tokens) - sum(counts))
-        columns = max(len(request.pages) for request, _ in planned)
-        table = [request.pages + [-1] * (columns - len(request.pages)) for request, _ in planned]
+        padding = [0] * (self.settings.rows - len(tokens))
+        pages, cached = [request.pages for request, _ in planned], [request.cached for request, _ in planned]
+        columns = max(map(len, pages))
+        table = [own + [-1] * (columns - len(own)) for own in pages]
 
         def integers(values: object) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32)
 
         trees = (integers(masks)[:, None], integers(list(accumulate(mask_counts)))) if masks else (None, None)
+        groups = (integers(hint) for hint in groups_of(pages, cached, self.pages.size))
         rows = Rows(
-            integers([request.cached for request, _ in planned]), integers(table), integers(list(accumulate(counts))),
-            integers(positions), *trees,
-        )  # fmt: skip
-        return torch.tensor(tokens)[None], rows
+            integers(cached), integers(table), integers(list(accumulate(counts))), integers(positions + padding), *trees, *groups
+        )
+        return torch.tensor(tokens + padding)[None], rows
 
     def step(self) -> None:
         self.admit()
@@ -169,7 +184,7 @@ class Engine:
         best, second = two.values.unbind(1)
         choices = list(zip(two.indices[:, 0].tolist(), best.tolist(), (best - second).tolist(), strict=True))
         self.counts.steps += 1
-        self.counts.rows += len(choices)
+        self.counts.rows += int(self.cache.rows.cu_seqlens_q[-1])
         for (request, rows), start in zip(planned, self.cache.rows.cu_seqlens_q.tolist(), strict=False):
             if isinstance(rows, Tree):
                 self.follow(request, rows, choices[start:])
