@@ -22,7 +22,14 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     def medians(calls: dict, rounds: int) -> tuple[dict[str, float], float]:
         return {name: float(len(call())) for name, call in calls.items()}, 0.0
 
+    choice = made.own_choice
+
+    def another(p: object, **given: object) -> str:
+        assert choice(p, **given) == "cpu"
+        return "another"
+
     monkeypatch.setattr(made, "medians", medians)
+    monkeypatch.setattr(made, "own_choice", another)
     return made
 
 
@@ -43,7 +50,7 @@ def test_every_option_runs(benchmark: types.ModuleType) -> None:
         inputs = [x.clone().requires_grad_() for x in (p.q, p.k, p.v)]
         out = libflash.torch.attention(*inputs, causal=case.cell.causal, **given)
         wanted = torch.autograd.grad(out, inputs, p.dout)
-        assert all(map(torch.equal, benchmark.backward(p, given)(), wanted)), case
+        assert all(map(torch.equal, benchmark.backward_libflash(p, None, given=given)(), wanted)), case
         times, _ = benchmark.measure(case, repeats=1, rounds=1)
         assert times == dict.fromkeys(("default", "deterministic", "deterministic, sm80"), 3.0)
 

@@ -55,11 +55,9 @@ def _merge(outs: list[Array], lses: list[Array], out: Array | None) -> Any:
         return _core.merge(outs, lses, out=out)
 
 
-def check_problem(
-    sizes: dict[str, Any], optional: dict[str, Any], page_size: Any, qkv_dtype: Any, lengths: dict[str, tuple[Array | None, int]]
-) -> None:
+def check_problem(sizes: dict[str, Any], page_size: Any, qkv_dtype: Any, lengths: dict[str, tuple[Array | None, int]]) -> None:
     """The checks of get_scheduler_metadata. `lengths`: arrays, and how many elements each has beyond one for each sequence."""
-    for name, x in {**sizes, **{name: x for name, x in optional.items() if x is not None}}.items():
+    for name, x in sizes.items():
         if three.size(x, name) < 0:
             raise InvalidError(f"{name} is {x}; it must not be negative")
     for name in ("num_heads_q", "num_heads_kv", "headdim"):

@@ -89,14 +89,19 @@ def check_numbers(**numbers: Any) -> None:
             refuse_bool(x, name)
 
 
+def is_instance(x: Any, library: str, name: str) -> bool:
+    """Whether x is an instance of library.name. A library that is not imported cannot have made it."""
+    return isinstance(x, getattr(sys.modules.get(library), name, ()))
+
+
 def is_tensor(x: Any) -> bool:
-    """Whether x is PyTorch's. A library that is not imported cannot have made the array."""
-    return isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ()))
+    """Whether x is PyTorch's."""
+    return is_instance(x, "torch", "Tensor")
 
 
 def is_symbolic(x: Any) -> bool:
     """Whether x is a symbolic size of PyTorch. A conversion to an int would fix it."""
-    return isinstance(x, getattr(sys.modules.get("torch"), "SymInt", ()))
+    return is_instance(x, "torch", "SymInt")
 
 
 def size(x: Any, name: str) -> int:

@@ -103,7 +103,7 @@ def integer(x: Any, name: str) -> int | torch.SymInt:
     return x if isinstance(x, torch.SymInt) else integer_of(x, name)
 
 
-def is_symbolic(x: Any) -> bool:
+def may_be_symbolic(x: Any) -> bool:
     """Whether a number may be symbolic, and to compare it with its default may fix it. In torch.compile it looks like a float."""
     return torch.compiler.is_compiling() or isinstance(x, torch.SymFloat)
 
@@ -183,7 +183,7 @@ def given_options(
                 numbers[name] = number
         elif form == "number":  # None means the default
             number = real(value, option)
-            if default is None or (number is not None and (is_symbolic(number) or number)):
+            if default is None or (number is not None and (may_be_symbolic(number) or number)):
                 numbers[name] = number
         elif form == "value":
             if type(default) is str and not isinstance(value, str):

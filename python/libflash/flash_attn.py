@@ -362,7 +362,7 @@ def flash_attn_with_kvcache(
     )
     if qv is not None:
         q, k_cache, v_cache, options = three.with_qv(q, k_cache, v_cache, qv, options)
-    if k is not None and _is(q, "jax", "Array"):
+    if k is not None and three.is_instance(q, "jax", "Array"):
         raise UnsupportedError("k: JAX arrays are immutable; libflash.jax.decode appends and returns the new caches")
     return _decode(q, k_cache, v_cache, options, names, table_rows)
 
@@ -426,18 +426,15 @@ def get_scheduler_metadata(
         "max_seqlen_k_new": max_seqlen_k_new,
         "num_splits": num_splits,
     }
-    splits.check_problem(
-        sizes,
-        {"headdim_v": headdim_v},
-        page_size,
-        qkv_dtype,
-        {
-            "cache_seqlens": (cache_seqlens, 0),
-            "cu_seqlens_q": (cu_seqlens_q, 1),
-            "cu_seqlens_k_new": (cu_seqlens_k_new, 1),
-            "cache_leftpad": (cache_leftpad, 0),
-        },
-    )
+    if headdim_v is not None:
+        sizes["headdim_v"] = headdim_v
+    lengths = {
+        "cache_seqlens": (cache_seqlens, 0),
+        "cu_seqlens_q": (cu_seqlens_q, 1),
+        "cu_seqlens_k_new": (cu_seqlens_k_new, 1),
+        "cache_leftpad": (cache_leftpad, 0),
+    }
+    splits.check_problem(sizes, page_size, qkv_dtype, lengths)
     return _full_lengths(cache_seqlens, 0, 1)
 
 
@@ -445,7 +442,7 @@ def _decode(
     q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any], names: dict[str, str],
     table_rows: tuple[Array, int] | None = None,
 ) -> Any:  # fmt: skip
-    if _is(q, "torch", "Tensor"):
+    if three.is_tensor(q):
         import torch
 
         from .torch import decode
@@ -456,7 +453,7 @@ def _decode(
             with three.own_names(names, table_rows):
                 return decode(_rows(q), k_cache, v_cache, **options)
     with three.own_names(names, table_rows):
-        if _is(q, "jax", "Array"):
+        if three.is_instance(q, "jax", "Array"):
             from .jax import decode as decode_jax
 
             if table_rows is not None and three.has_unknown_row(q, *table_rows):
@@ -486,7 +483,7 @@ def _attention(
         lengths, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
         alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, return_lse=return_attn_probs,
     )  # fmt: skip
-    if _is(q, "torch", "Tensor"):
+    if three.is_tensor(q):
         from . import _flash_attn_probabilities as probabilities
         from .torch import attention
 
@@ -500,7 +497,7 @@ def _attention(
         if not return_attn_probs:
             return result
         return *result, probabilities.dropped_and_kept(q, k, options) if dropout_p else q.new_empty(0)
-    if _is(q, "jax", "Array"):
+    if three.is_instance(q, "jax", "Array"):
         from .jax import attention as attention_jax
 
         if dropout_p:
@@ -519,12 +516,6 @@ def _check_flags(**flags: Any) -> None:
             _core.flag(x, name)
 
 
-def _is(x: Any, library: str, name: str) -> bool:
-    """Whether x is an instance of library.name. A library that is not imported cannot have made the array."""
-    module = sys.modules.get(library)
-    return module is not None and isinstance(x, getattr(module, name))
-
-
 def _window(window_size: Any) -> tuple[int | None, int | None]:
     """(left, right) from a pair or an array of two integers, as in flash-attn."""
     if window_size is None:
@@ -541,7 +532,7 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
 
 def _rows(x: Any) -> Any:
     """x; a copy of a PyTorch tensor whose last dimension is not contiguous, as in flash-attn."""
-    return x.contiguous() if x is not None and _is(x, "torch", "Tensor") and x.stride(-1) != 1 else x
+    return x.contiguous() if x is not None and three.is_tensor(x) and x.stride(-1) != 1 else x
 
 
 def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
@@ -549,7 +540,7 @@ def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
         raise InvalidError(
             f"{name} has shape {tuple(packed.shape)}; it needs {ndim} dimensions, the last but two of size {count}"
         )
-    if _is(packed, "torch", "Tensor"):
+    if three.is_tensor(packed):
         return tuple(packed.unbind(-3))  # the gradient of unbind is a single stack
     return tuple(packed[..., i, :, :] for i in range(count))
 
@@ -558,26 +549,28 @@ def _full_lengths(q: Array, given: Any, batch: int) -> Array:
     length = given if three.is_symbolic(given) else int(given)
     if isinstance(given, bool) or not 0 <= length < 2**31:
         raise InvalidError(f"cache_seqlens is {given}; as a number it must be 0 to 2**31 - 1")
-    if _is(q, "torch", "Tensor"):
+    if three.is_tensor(q):
         from ._torch_dtensor import beside
 
         torch = sys.modules["torch"]
         return beside(q, torch.full((batch,), length, dtype=torch.int32, device=q.device))
-    if _is(q, "jax", "Array"):  # not on q's device: inside jit there is none, and JAX moves an array that is on no chosen device
+    if three.is_instance(
+        q, "jax", "Array"
+    ):  # not on q's device: inside jit there is none, and JAX moves an array that is on no chosen device
         return sys.modules["jax.numpy"].full((batch,), length, dtype="int32")
     module = q.__array_namespace__() if hasattr(q, "__array_namespace__") else sys.modules[type(q).__module__.partition(".")[0]]
     return module.full((batch,), length, dtype="int32")
 
 
 def _numpy_seed(q: Array) -> int:
-    if not _is(q, "numpy", "ndarray"):
+    if not three.is_instance(q, "numpy", "ndarray"):
         raise InvalidError(f"dropout_p: no generator is known for {type(q).__name__}; call libflash.attention with a seed")
     return int(sys.modules["numpy"].random.randint(2**63 - 1, dtype="int64"))
 
 
 def _reads_pages(*given: Any) -> bool:
     """Whether decode can serve the call, because it needs no derivatives. JAX decides later, and is then refused."""
-    tensors = [x for x in given if _is(x, "torch", "Tensor")]
+    tensors = [x for x in given if three.is_tensor(x)]
     if not tensors:
         return True
     from ._torch_options import may_be_differentiated
@@ -619,7 +612,7 @@ def _read_pages(
     result = _decode(rows, keys, values, options, names)
     if not return_attn_probs:
         return result
-    return *result, q.new_empty(0) if _is(q, "torch", "Tensor") else None
+    return *result, q.new_empty(0) if three.is_tensor(q) else None
 
 
 def _splits(num_splits: int) -> dict[str, Any]:

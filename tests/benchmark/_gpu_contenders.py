@@ -114,9 +114,11 @@ def forward_libflash(p: Problem, kernel: str | None, backend: str | None = None,
     return lambda: (libflash.attention(p.q, p.k, p.v, out=out, **options),)
 
 
-def backward_libflash(p: Problem, kernel: str | None, backend: str | None = None, **more: object) -> Call:
-    """`more`: further options of the backward call."""
-    options = {"causal": p.cell.causal}
+def backward_libflash(
+    p: Problem, kernel: str | None, backend: str | None = None, given: dict[str, object] | None = None, **more: object
+) -> Call:
+    """`given`: further options of both passes; `more`: of the backward call."""
+    options = {"causal": p.cell.causal, **(given or {})}
     out, lse = libflash.attention(p.q, p.k, p.v, return_lse=True, **options)
     options |= {"kernel": kernel, "backend": backend, **more}
     made = {f"d{name}": torch.empty_like(x) for name, x in (("q", p.q), ("k", p.k), ("v", p.v))}
@@ -127,9 +129,9 @@ PEER_CALLS = {"forward": (forward_sdpa, forward_fa3), "backward": (backward_sdpa
 OWN_CALLS = {"forward": forward_libflash, "backward": backward_libflash}
 
 
-def own_choice(p: Problem) -> str:
-    """The family of the kernel that libflash chooses for this problem."""
-    text = libflash.explain(p.q, p.k, p.v, causal=p.cell.causal, op=p.cell.direction)
+def own_choice(p: Problem, **more: object) -> str:
+    """The family of the kernel that libflash chooses for this problem; `more`: further options of the call."""
+    text = libflash.explain(p.q, p.k, p.v, causal=p.cell.causal, op=p.cell.direction, **more)
     found = re.search(r"^kernel +\w+, backend (\w+)$", text, re.MULTILINE)
     if not found:
         raise ValueError(f"explain names no kernel: {text}")

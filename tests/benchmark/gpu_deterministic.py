@@ -20,16 +20,17 @@ from collections.abc import Iterator
 
 import torch
 from _cells import Cell, gpu_cells
-from _gpu_contenders import FAMILY, RESULTS, Call, Problem, problem
+from _gpu_contenders import FAMILY, RESULTS, Call, Problem, backward_libflash, own_choice, problem
 from _gpu_timing import medians
 from _report import mask_name
 from _shapes import HEAD_DIMS, OPTIONS, arguments, cell, grouped
 
-import libflash
-
 DEFAULT, FIXED, FIXED_SM80 = "default", "deterministic", "deterministic, sm80"
 PLAIN, WINDOW, GROUPED = "", "window", "grouped"
 OPTION_SEQLEN = 2048
+# Whether causal, for each option.
+OPTION_MASKS = dict.fromkeys(OPTIONS, (False,))
+OPTION_MASKS |= {WINDOW: (True,), GROUPED: (False, True), "alibi": (True,), "dropout": (False, True)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +53,8 @@ def plain_cases(dtype: str) -> list[Case]:
 
 
 def option_cases(dtype: str) -> Iterator[Case]:
-    """ALiBi and the window under a causal mask, dropout and grouped heads with and without, the others without."""
-    for option, head_dim, causal in itertools.product((WINDOW, GROUPED, *OPTIONS), (*HEAD_DIMS, 256), (False, True)):
-        if causal in {WINDOW: (True,), "alibi": (True,), GROUPED: (False, True), "dropout": (False, True)}.get(option, (False,)):
+    for option, masks in OPTION_MASKS.items():
+        for head_dim, causal in itertools.product((*HEAD_DIMS, 256), masks):
             found = cell(head_dim, OPTION_SEQLEN, causal, dtype)
             yield Case(dataclasses.replace(found, direction="backward"), option)
 
@@ -66,14 +66,6 @@ def problem_of(case: Case) -> tuple[Problem, dict[str, object]]:
     if case.option == WINDOW:
         return p, {"window_size": (511, 0)}
     return p, arguments(case.option, p) if case.option else {}
-
-
-def backward(p: Problem, given: dict[str, object], **more: object) -> Call:
-    """A call of backward with options that its forward pass had, too; `more` is of backward alone."""
-    options = {"causal": p.cell.causal, **given}
-    out, lse = libflash.attention(p.q, p.k, p.v, return_lse=True, **options)
-    made = {f"d{name}": torch.empty_like(x) for name, x in (("q", p.q), ("k", p.k), ("v", p.v))}
-    return lambda: libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, **made, **options, **more)[:3]
 
 
 def same_bits(call: Call, repeats: int) -> None:
@@ -89,8 +81,10 @@ def same_bits(call: Call, repeats: int) -> None:
 
 def measure(case: Case, repeats: int, rounds: int) -> tuple[dict[str, float], float]:
     p, given = problem_of(case)
-    calls = {DEFAULT: backward(p, given), FIXED: backward(p, given, deterministic=True)}
-    calls[FIXED_SM80] = backward(p, given, deterministic=True, backend=FAMILY)
+    fixed = {"given": given, "deterministic": True}
+    calls = {DEFAULT: backward_libflash(p, None, given=given), FIXED: backward_libflash(p, None, **fixed)}
+    if own_choice(p, deterministic=True, **given) != FAMILY:
+        calls[FIXED_SM80] = backward_libflash(p, None, FAMILY, **fixed)
     same_bits(calls[FIXED], repeats)
     return medians(calls, rounds)
 
