@@ -14,9 +14,9 @@ from gpu_kernels import device_of, in_place_of, of_many_rows, parameters
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import DTYPES, bits, same_bits  # noqa: E402  (needs torch)
+from gpu_case import bits, same_bits  # noqa: E402  (needs torch)
 from gpu_codes import TORCH_CODES  # noqa: E402
-from gpu_decode import KERNELS_AND_MANY_ROWS  # noqa: E402
+from gpu_decode import KERNELS_AND_MANY_ROWS, ints, normal  # noqa: E402
 
 every_kernel = pytest.mark.parametrize("kernel", parameters([*KERNELS_AND_MANY_ROWS, in_place_of("decode")]))
 LARGEST = 2**31 - 1
@@ -25,22 +25,13 @@ LENGTHS, CAPACITY, HEADS_Q, HEADS_K, DIM = (20, 9, 30, 7, 31), 48, 4, 2, 64
 Options = dict[str, Any]
 
 
-def made(kernel: dict, *shape: int, seed: int) -> torch.Tensor:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return x.to(DTYPES[kernel["dtype"]]).to(device_of(kernel))
-
-
-def ints(kernel: dict, *x: int) -> torch.Tensor:
-    return torch.tensor(x, dtype=torch.int32, device=device_of(kernel))
-
-
 def unchecked(kernel: dict, given: tuple[int, ...], clamped: tuple[int, ...]) -> torch.Tensor:
     """Numbers that only a GPU takes as they are."""
     return ints(kernel, *(clamped if device_of(kernel) == "cpu" else given))
 
 
 def caches(kernel: dict) -> list[torch.Tensor]:
-    return [made(kernel, len(LENGTHS), CAPACITY, HEADS_K, DIM, seed=seed) for seed in (1, 2)]
+    return [normal(kernel, len(LENGTHS), CAPACITY, HEADS_K, DIM, seed=seed) for seed in (1, 2)]
 
 
 def run(kernel: dict, q: torch.Tensor, before: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
@@ -81,7 +72,7 @@ def test_prefix_sums(kernel: dict, which: str, split: dict) -> None:
     appends exactly its rows.
     """
     before, few = caches(kernel), ints(kernel, *ASCENDING)
-    q, k, v = (made(kernel, 8, heads, DIM, seed=seed) for heads, seed in ((HEADS_Q, 3), (HEADS_K, 4), (HEADS_K, 5)))
+    q, k, v = (normal(kernel, 8, heads, DIM, seed=seed) for heads, seed in ((HEADS_Q, 3), (HEADS_K, 4), (HEADS_K, 5)))
     results = []
     for starts in (unchecked(kernel, STARTS, CLAMPED), ints(kernel, *CLAMPED)):
         given = {"cu_seqlens_q": few if which == "new rows" else starts, "k": k, "v": v}
@@ -104,7 +95,7 @@ def test_prefix_sums(kernel: dict, which: str, split: dict) -> None:
 @every_kernel
 def test_prefix_sums_that_descend(kernel: dict) -> None:
     """Without splits the entries of other sequences do not matter, even where they are inside the rows of a sequence."""
-    before, q = caches(kernel), made(kernel, 8, HEADS_Q, DIM, seed=3)
+    before, q = caches(kernel), normal(kernel, 8, HEADS_Q, DIM, seed=3)
     starts, clamped = (0, 3, 8, 5, -2, -7), (0, 3, 8, 8, 8, 8)
     given, right = unchecked(kernel, starts, clamped), ints(kernel, *clamped)
     got, wanted = (run(kernel, q, before, cu_seqlens_q=x, num_splits=1) for x in (given, right))
@@ -120,10 +111,10 @@ def test_padding(kernel: dict, page: int, append: int) -> None:
     """cache_leftpad is clamped to 0 and the number of keys. A sequence that is all padding has no keys; its new rows are written
     nevertheless.
     """
-    before, q = caches(kernel), made(kernel, len(LENGTHS), 2, HEADS_Q, DIM, seed=3)
+    before, q = caches(kernel), normal(kernel, len(LENGTHS), 2, HEADS_Q, DIM, seed=3)
     options: Options = {}
     if append:
-        options |= {name: made(kernel, len(LENGTHS), append, HEADS_K, DIM, seed=seed) for name, seed in (("k", 4), ("v", 5))}
+        options |= {name: normal(kernel, len(LENGTHS), append, HEADS_K, DIM, seed=seed) for name, seed in (("k", 4), ("v", 5))}
     if page:
         table = torch.arange(len(LENGTHS) * CAPACITY // page, dtype=torch.int32, device=q.device).flip(0)
         options["block_table"] = table.view(len(LENGTHS), -1).contiguous()
@@ -159,8 +150,8 @@ def test_positions_past_the_rotary_tables(kernel: dict, code: str, append: int) 
     if code:
         before = [x.to(TORCH_CODES[code]) for x in before]
         options = {name: torch.full((1,), 0.5, device=before[0].device) for name in ("k_scale", "v_scale")}
-    q = made(kernel, len(LENGTHS), append, HEADS_Q, DIM, seed=3)
-    news = {name: made(kernel, len(LENGTHS), append, HEADS_K, DIM, seed=seed) for name, seed in (("k", 4), ("v", 5))}
+    q = normal(kernel, len(LENGTHS), append, HEADS_Q, DIM, seed=3)
+    news = {name: normal(kernel, len(LENGTHS), append, HEADS_K, DIM, seed=seed) for name, seed in (("k", 4), ("v", 5))}
     options |= news
     short, long = angles(kernel, rows), angles(kernel, rows, more=40)
     tables = long if device_of(kernel) == "cpu" else short
@@ -186,7 +177,7 @@ def test_rows_beyond_the_words_of_a_tree(kernel: dict, packed: bool) -> None:
     keys have no influence.
     """
     rows, keys = 40, 45
-    before, q = caches(kernel), made(kernel, len(LENGTHS), rows, HEADS_Q, DIM, seed=3)
+    before, q = caches(kernel), normal(kernel, len(LENGTHS), rows, HEADS_Q, DIM, seed=3)
     lengths = ints(kernel, *[keys] * len(LENGTHS))
     one = torch.full((len(LENGTHS) * rows, 1), -1, dtype=torch.int32, device=q.device)
     two = torch.cat([one, torch.zeros_like(one)], 1)
@@ -199,7 +190,7 @@ def test_rows_beyond_the_words_of_a_tree(kernel: dict, packed: bool) -> None:
     check_same(got, wanted)
     others = [x.clone() for x in before]
     for x, seed in zip(others, (6, 7), strict=True):
-        x[:, keys - 8 : keys] = made(kernel, len(LENGTHS), 8, HEADS_K, DIM, seed=seed)
+        x[:, keys - 8 : keys] = normal(kernel, len(LENGTHS), 8, HEADS_K, DIM, seed=seed)
     again = run(kernel, q, others, tree_mask=words, **options)
     check_same(again[:2], got[:2])
     for x in others:

@@ -13,7 +13,7 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
-from gpu_decode import KERNELS, KERNELS_AND_MANY_ROWS, LIMITS  # noqa: E402
+from gpu_decode import KERNELS, KERNELS_AND_MANY_ROWS, LIMITS, ints, normal  # noqa: E402
 from gpu_graphs import captured  # noqa: E402
 
 BATCH, TOTAL, PAGE, COLUMNS = 4, 40, 16, 20
@@ -38,32 +38,25 @@ class Step:
         self.options = {"causal": True, "kernel": kernel["name"], "return_lse": True, **options}
         if self.in_keys:
             self.options["head_dim_v"] = dim_v
-        self.q = self.random(TOTAL, heads[0], dim, seed=1)
-        self.new = {"k": self.random(TOTAL, heads[1], dim, seed=2)}
-        self.caches: Tensors = {"k_cache": self.random(BATCH * COLUMNS, PAGE, heads[1], dim, seed=3)}
+        self.q = normal(kernel, TOTAL, heads[0], dim, seed=1)
+        self.new = {"k": normal(kernel, TOTAL, heads[1], dim, seed=2)}
+        self.caches: Tensors = {"k_cache": normal(kernel, BATCH * COLUMNS, PAGE, heads[1], dim, seed=3)}
         if not self.in_keys:
-            self.new["v"] = self.random(TOTAL, heads[1], dim, seed=4)
-            self.caches["v_cache"] = self.random(BATCH * COLUMNS, PAGE, heads[1], dim, seed=5)
+            self.new["v"] = normal(kernel, TOTAL, heads[1], dim, seed=4)
+            self.caches["v_cache"] = normal(kernel, BATCH * COLUMNS, PAGE, heads[1], dim, seed=5)
         self.first = {name: x.clone() for name, x in self.caches.items()}
         self.numbers = self.numbers_of(0)
         wide = torch.float32 if "shard" in options else self.dtype
         self.made = [torch.empty(TOTAL, heads[0], dim_v, dtype=wide, device=self.device),
                      torch.empty(heads[0], TOTAL, device=self.device)]  # fmt: skip
 
-    def random(self, *shape: int, seed: int) -> torch.Tensor:
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-        return x.to(self.dtype).to(self.device)
-
-    def ints(self, x: list[int]) -> torch.Tensor:
-        return torch.tensor(x, dtype=torch.int32, device=self.device)
-
     def numbers_of(self, step: int) -> Tensors:
         rows, cached = STEPS[step]
         generator = torch.Generator().manual_seed(step)
         table = torch.randperm(BATCH * COLUMNS, generator=generator).to(torch.int32).view(BATCH, COLUMNS)
         used = torch.arange(COLUMNS) * PAGE < torch.tensor([n + m for n, m in zip(rows, cached, strict=True)])[:, None]
-        starts = self.ints([sum(rows[:b]) for b in range(BATCH + 1)])
-        made = {"cu_seqlens_q": starts, "cache_seqlens": self.ints(list(cached))}
+        starts = ints(self.kernel, *(sum(rows[:b]) for b in range(BATCH + 1)))
+        made = {"cu_seqlens_q": starts, "cache_seqlens": ints(self.kernel, *cached)}
         return made | {"block_table": torch.where(used, table, 2**31 - 1).to(torch.int32).to(self.device)}
 
     def load(self, numbers: Tensors) -> None:
@@ -111,10 +104,10 @@ def trees(step: Step, positions: bool) -> list[Tensors]:
         generator = torch.Generator().manual_seed(10 + number)
         numbers = [0, rows[0], rows[0], rows[0], rows[0] + rows[3]]
         bits = torch.randint(-(2**31), 2**31, (TOTAL, 2), generator=generator).to(torch.int32)
-        one = {"tree_mask": bits.to(step.device), "cu_seqlens_tree": step.ints(numbers)}
+        one = {"tree_mask": bits.to(step.device), "cu_seqlens_tree": ints(step.kernel, *numbers)}
         if positions:
             at = [m + i // 2 for n, m in zip(rows, cached, strict=True) for i in range(n)]
-            one["q_positions"] = step.ints(at + [0] * (TOTAL - len(at)))
+            one["q_positions"] = ints(step.kernel, *at, *[0] * (TOTAL - len(at)))
         made.append(one)
     return made
 

@@ -13,7 +13,7 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
-from gpu_decode import KERNELS  # noqa: E402
+from gpu_decode import KERNELS, ints  # noqa: E402
 
 every_kernel = pytest.mark.parametrize("kernel", parameters([*KERNELS, in_place_of("decode")]))
 HEADS_Q, HEADS_K, ROPE = 6, 2, 16
@@ -54,7 +54,8 @@ class Problem:
     """Packed rows over caches of one entry, or of several pages, for each sequence."""
 
     def __init__(self, kernel: dict, option: str) -> None:
-        self.device, self.dtype, self.option = device_of(kernel), DTYPES[kernel["dtype"]], option
+        self.kernel, self.option = kernel, option
+        self.device, self.dtype = device_of(kernel), DTYPES[kernel["dtype"]]
         dim = min(kernel["head_dim"], 96)
         self.of_all = {"kernel": kernel["name"], "invariant": True, "causal": True, "return_lse": True, **OPTIONS[option]}
         for name, seed in (("alibi_slopes", 8), ("learnable_sink", 9)):
@@ -83,9 +84,6 @@ class Problem:
         x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         return x.to(dtype or self.dtype).to(self.device)
 
-    def ints(self, *x: int) -> torch.Tensor:
-        return torch.tensor(x, dtype=torch.int32, device=self.device)
-
     def cache(self, dim: int, seed: int) -> torch.Tensor:
         if self.option == "heads before rows":
             return self.random(len(ROWS), HEADS_K, CAPACITY, dim, seed=seed).transpose(1, 2)
@@ -100,16 +98,16 @@ class Problem:
         self.table = order.to(torch.int32).view(len(ROWS), -1)
 
     def whole(self, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        starts = self.ints(*[first_row(b) for b in range(len(ROWS) + 1)])
+        starts = ints(self.kernel, *[first_row(b) for b in range(len(ROWS) + 1)])
         where = {} if self.table is None else {"block_table": self.table}
-        given = {"cache_seqlens": self.ints(*LENGTHS), "cu_seqlens_q": starts, **where, **self.trees, **more}
+        given = {"cache_seqlens": ints(self.kernel, *LENGTHS), "cu_seqlens_q": starts, **where, **self.trees, **more}
         return libflash.decode(self.q, **self.caches, **self.of_all, **given)
 
     def alone(self, b: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         """One row of a sequence, in a batch of one."""
         at = first_row(b) + row
         caches = self.caches
-        where: dict[str, torch.Tensor] = {"cache_seqlens": self.ints(LENGTHS[b] - ROWS[b] + row + 1)}
+        where: dict[str, torch.Tensor] = {"cache_seqlens": ints(self.kernel, LENGTHS[b] - ROWS[b] + row + 1)}
         if self.table is None:
             caches = {name: x if x is None else x[b : b + 1] for name, x in caches.items()}
         else:
@@ -148,7 +146,7 @@ def test_trees(kernel: dict, option: str) -> None:
         assert same_bits(got[0][row], out[row])
         assert same_bits(got[1][:, row].contiguous(), lse[:, row].contiguous())
         rows = slice(first_row(b), first_row(b) + n)
-        where = {"cache_seqlens": x.ints(LENGTHS[b]), "cu_seqlens_q": x.ints(0, n), "tree_mask": tree[rows]}
+        where = {"cache_seqlens": ints(x.kernel, LENGTHS[b]), "cu_seqlens_q": ints(x.kernel, 0, n), "tree_mask": tree[rows]}
         if "q_positions" in x.trees:
             where["q_positions"] = x.trees["q_positions"][rows].contiguous()
         caches = x.caches

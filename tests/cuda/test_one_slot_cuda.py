@@ -12,9 +12,9 @@ from gpu_kernels import device_of, in_place_of, kernels, of_many_rows, parameter
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import DTYPES, bits, same_bits  # noqa: E402  (needs torch)
+from gpu_case import bits, same_bits  # noqa: E402  (needs torch)
 from gpu_codes import TORCH_CODES  # noqa: E402
-from gpu_decode import KERNELS_AND_MANY_ROWS  # noqa: E402
+from gpu_decode import KERNELS_AND_MANY_ROWS, ints, normal  # noqa: E402
 
 every_kernel = pytest.mark.parametrize("kernel", parameters([*KERNELS_AND_MANY_ROWS, in_place_of("decode")]))
 writers = pytest.mark.parametrize("kernel", parameters([*kernels("cache_write"), in_place_of("cache_write")]))
@@ -24,18 +24,9 @@ PAGES, PAGE, HEADS, DIM = 12, 16, 2, 64
 Tensors = dict[str, torch.Tensor]
 
 
-def made(kernel: dict, *shape: int, seed: int) -> torch.Tensor:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return x.to(DTYPES[kernel["dtype"]]).to(device_of(kernel))
-
-
-def ints(kernel: dict, *x: int) -> torch.Tensor:
-    return torch.tensor(x, dtype=torch.int32, device=device_of(kernel))
-
-
 def storage(kernel: dict, code: str) -> Tensors:
     """Pages; with codes also scales of rows, which are computed and written."""
-    pages = {name: made(kernel, PAGES, PAGE, HEADS, DIM, seed=seed) for name, seed in (("k_cache", 1), ("v_cache", 2))}
+    pages = {name: normal(kernel, PAGES, PAGE, HEADS, DIM, seed=seed) for name, seed in (("k_cache", 1), ("v_cache", 2))}
     if not code:
         return pages
     scales = {name: torch.full((PAGES, PAGE, HEADS), 0.1, device=device_of(kernel)) for name in ("k_scale", "v_scale")}
@@ -67,8 +58,8 @@ def test_decode(kernel: dict, code: str, append: int) -> None:
     if code and (kernel["dtype"] == "f32" or of_many_rows(kernel)):
         pytest.skip("the kernel has no caches of 8 bits")
     before, lengths = storage(kernel, code), ints(kernel, 20, 20, 30)
-    q = made(kernel, 3, min(append, 2), 4, DIM, seed=3)  # one row: the attention kernel itself appends
-    news = {name: made(kernel, 3, append, HEADS, DIM, seed=seed) for name, seed in (("k", 4), ("v", 5))}
+    q = normal(kernel, 3, min(append, 2), 4, DIM, seed=3)  # one row: the attention kernel itself appends
+    news = {name: normal(kernel, 3, append, HEADS, DIM, seed=seed) for name, seed in (("k", 4), ("v", 5))}
     table = ints(kernel, *[3, 1, 5], *[3, 1, 5], *[0, 4, 2]).view(3, 3)
 
     def run(*sequences: int) -> tuple[torch.Tensor, Tensors]:
@@ -95,7 +86,7 @@ def test_cache_write(kernel: dict, code: str) -> None:
     """Rows 0 and 2."""
     kernel = kernel | {"dtype": "f16"}  # one kernel takes all types
     before = storage(kernel, code)
-    rows = {name: made(kernel, 4, HEADS, DIM, seed=seed) for name, seed in (("k", 4), ("v", 5))}
+    rows = {name: normal(kernel, 4, HEADS, DIM, seed=seed) for name, seed in (("k", 4), ("v", 5))}
     slots = (37, 5, 37, 100)
 
     def run(*which: int) -> Tensors:

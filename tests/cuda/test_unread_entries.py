@@ -14,7 +14,7 @@ import libflash
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
 from gpu_codes import TORCH_CODES  # noqa: E402
-from gpu_decode import KERNELS_AND_MANY_ROWS  # noqa: E402
+from gpu_decode import KERNELS_AND_MANY_ROWS, ints  # noqa: E402
 
 LENGTHS, CAPACITY, HEADS_Q, HEADS_K, DIM = (700, 3, 129, 512, 0), 768, 4, 2, 64
 UNREAD = 2**31 - 1
@@ -72,27 +72,24 @@ def check(kernel: dict, form: str, where: str, page: int) -> None:
     def made(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype).to(device)
 
-    def ints(*x: int) -> torch.Tensor:
-        return torch.tensor(x, dtype=torch.int32, device=device)
-
     rows, columns = 3, -(-CAPACITY // page)
     q, pages = made(len(LENGTHS), rows, HEADS_Q, DIM), len(LENGTHS) * columns
     caches = [made(pages, page, HEADS_K, DIM) for _ in range(2)]
     table = torch.randperm(pages, generator=generator).to(torch.int32).view(len(LENGTHS), columns).to(device)
-    options: Options = {"cache_seqlens": ints(*LENGTHS), "kernel": kernel["name"], "return_lse": True, "causal": True}
+    options: Options = {"cache_seqlens": ints(kernel, *LENGTHS), "kernel": kernel["name"], "return_lse": True, "causal": True}
     if "window" in where:
         options["window_size"] = (100, 0)
     if "padding" in where:
-        options["cache_leftpad"] = ints(650, 0, 65, 300, 0)
+        options["cache_leftpad"] = ints(kernel, 650, 0, 65, 300, 0)
     first = first_keys(rows, options)
     if form == "packed":
         q = q.reshape(-1, HEADS_Q, DIM)
-        options["cu_seqlens_q"] = ints(*range(0, len(q) + 1, rows))
+        options["cu_seqlens_q"] = ints(kernel, *range(0, len(q) + 1, rows))
     if form == "invariant":
         options["invariant"] = True
     if form == "tree":
         positions = torch.tensor([[max(n - rows, 0) + i for i in range(rows)] for n in LENGTHS], dtype=torch.int32)
-        options |= {"tree_mask": ints(*[7, 3, 5] * len(LENGTHS)).view(-1, 1), "q_positions": positions.to(device)}
+        options |= {"tree_mask": ints(kernel, *[7, 3, 5] * len(LENGTHS)).view(-1, 1), "q_positions": positions.to(device)}
     if form == "e4m3":
         caches = [x.to(TORCH_CODES[form]) for x in caches]
     others, unread = spoilt(caches, table, page, first)

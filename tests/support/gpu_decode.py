@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from decode_cases import DecodeCase
-from gpu_case import to_device, to_numpy
-from gpu_kernels import kernels, kernels_of_many_rows, parameters
+from gpu_case import DTYPES, to_device, to_numpy
+from gpu_kernels import device_of, kernels, kernels_of_many_rows, parameters
 from harness import BFLOAT16
 
 import libflash
@@ -21,6 +21,17 @@ every_kernel = pytest.mark.parametrize("kernel", parameters(KERNELS))
 # Also those for many rows of a key head, which lack some options, and take pages of multiples of 16.
 KERNELS_AND_MANY_ROWS = KERNELS + kernels_of_many_rows()
 every_kernel_and_many_rows = pytest.mark.parametrize("kernel", parameters(KERNELS_AND_MANY_ROWS))
+
+
+def normal(kernel: dict, *shape: int, seed: int) -> torch.Tensor:
+    """Random-normal values in the kernel's type, on its device."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return x.to(DTYPES[kernel["dtype"]]).to(device_of(kernel))
+
+
+def ints(kernel: dict, *x: int) -> torch.Tensor:
+    """int32 on the kernel's device."""
+    return torch.tensor(x, dtype=torch.int32, device=device_of(kernel))
 
 
 def decode(
