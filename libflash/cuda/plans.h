@@ -54,6 +54,7 @@ struct PrefillPlan {
     int tile_q = 0, tile_k = 0;
     ScheduleParams schedule{};
     int64_t fewest_rows = 0;
+    Instance instance;
     bool invariant = false;        // the instance for invariant rows
     bool in_pairs = false;         // thread blocks work in pairs (sm90/block_pair.cuh)
     bool long_sums = false;        // as in ForwardPlan

@@ -147,7 +147,7 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     if (!plan.prefill.name) return;
     const cuda::PrefillPlan& prefill = plan.prefill.plan;
     line(text, "long chunks", "sequences of at least ", prefill.fewest_rows, " query rows: ", plan.prefill.name, ", tile ",
-         prefill.tile_q, " queries x ", prefill.tile_k, " keys");
+         prefill.tile_q, " queries x ", prefill.tile_k, " keys, instance ", prefill.instance.name);
     launches.add("tile order", prefill.order);
     launches.add(
         "attention", prefill.attention,

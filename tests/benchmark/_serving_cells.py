@@ -16,6 +16,7 @@ HEADS_Q, HEADS_K, HEAD_DIM = 32, 8, 128
 LATENT, LATENT_V = 576, 512  # head_dim and head_dim_v of multi-head latent attention (MLA)
 DEVICE = "cuda"  # the tests of this program put "cpu" here
 ROTATED_BYTES = 256 << 20  # of all copies together: several times the L2 cache
+FLOAT_CODES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 SDPA = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
 
 Call = Callable[[], torch.Tensor]
@@ -71,12 +72,18 @@ MIXED = (
     (4, 512, 120, 4096, 64),
     (2, 4096, 16, 32768, 64),
 )
+# Page sizes and codes of the caches of chunks that the prefill kernel copies.
+COPIED = ((1, ""), (8, ""), (16, "e4m3"), (1, "e4m3"), (16, "e5m2"))
 
 
 def cells() -> list[Cell]:
     chunks = [
         Cell("chunk", f"rows={rows} keys={keys} page={page}", (Sequence(rows, keys),), page)
         for rows, keys, page in itertools.product((512, 2048, 8192), (8192, 65536), (16, 64))
+    ]
+    chunks += [
+        Cell("chunk", f"rows={rows} keys={keys} page={page} {code}".rstrip(), (Sequence(rows, keys),), page, code)
+        for (page, code), rows, keys in itertools.product(COPIED, (2048,), (8192, 65536))
     ]
     mixed = [
         Cell(
@@ -198,9 +205,9 @@ class Step:
         """K, V and their scales. No code: bfloat16."""
         if not code:
             return self.k, self.v, {}
-        if code == "e4m3":
+        if code in FLOAT_CODES:
             scale = torch.full((HEADS_K,), 0.01, device=DEVICE)
-            k, v = ((x.float() * 100).clamp(-448, 448).to(torch.float8_e4m3fn) for x in (self.k, self.v))
+            k, v = ((x.float() * 100).clamp(-448, 448).to(FLOAT_CODES[code]) for x in (self.k, self.v))
             return k, v, {"k_scale": scale, "v_scale": scale}
         k_scale, v_scale = (torch.full((*self.k.shape[:2], HEADS_K), 0.03, device=DEVICE) for _ in range(2))
         k, v = ((x.float() / 0.03).round().clamp(-127, 127).to(torch.int8) for x in (self.k, self.v))
@@ -233,9 +240,16 @@ class Step:
         """The keys of sequences of equal lengths without pages, (batch, keys, heads, channels)."""
         return x[self.table.long()].flatten(1, 2)[:, : self.sequences[0].keys]
 
+    def chunk(self) -> Call:
+        k, v, scales = self.caches(self.cell.code)
+        return self.call(k=k, v=v, **scales)
+
     def forward(self) -> Call:
         """A forward call with the same operations, with the dense keys of the only sequence."""
-        k, v = (self.gathered(x).contiguous() for x in (self.k, self.v))
+        k, v, scales = self.caches(self.cell.code)
+        if scales:
+            k, v = ((x.float() * 0.01).bfloat16() for x in (k, v))
+        k, v = (self.gathered(x).contiguous() for x in (k, v))
         out = torch.empty_like(self.q)[None]
         return lambda: libflash.attention(self.q[None], k, v, causal=True, out=out)[0]
 
@@ -254,7 +268,7 @@ Calls = dict[str, list[Call]]
 
 
 def chunk_calls(cell: Cell, steps: list[Step]) -> Calls:
-    return {"call": [s.call() for s in steps], "forward": [s.forward() for s in steps]}
+    return {"call": [s.chunk() for s in steps], "forward": [s.forward() for s in steps]}
 
 
 def mixed_calls(cell: Cell, steps: list[Step]) -> Calls:

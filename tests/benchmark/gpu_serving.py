@@ -8,7 +8,7 @@
 random order. Inputs that the L2 cache could keep are rotated: each call reads other copies. Calls are replayed from
 CUDA graphs; contenders take turns; medians. Each line has the time of the call and of what it is compared with, and its target:
 
-    chunk     rows of one sequence after keys in pages, against the dense forward call for the same operations
+    chunk     rows of one sequence after keys in pages, also over codes, against the dense forward call for the same operations
     mixed     chunks beside decodes (the target's case: 4 of 2048 rows, 60 decodes, 8k keys), against the chunks alone and the
               decodes alone
     lengths   256 decodes with log-uniform lengths from 100 to 100k, against the bytes of K and V at 4.4 TB/s

@@ -38,7 +38,17 @@ def invariant_rows(dtype: str, head_dims: tuple[int, int, int], decode_tile: str
     return with_kernels("invariant_rows.cpp", *kernels)
 
 
-PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}, lambda _: tuple((x,) for x in DISORDERS))
+LOADED, COPIED = 0, 1  # by TMA, or by threads
+PREFILL_PROGRAMS = {name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}
+PREFILL_RUNS = runs(PREFILL_PROGRAMS, lambda _: tuple((LOADED, x) for x in DISORDERS))
+COPIED_RUNS = runs(
+    {
+        name: program
+        for name, program in PREFILL_PROGRAMS.items()
+        if name.startswith(("bf16-64", "f16-64", "f16-128", "bf16-128"))
+    },
+    lambda _: tuple((COPIED, x) for x in DISORDERS),
+)
 INVARIANT_RUNS = runs(
     {name: invariant_rows(*sizes) for name, (*sizes, _) in INVARIANT_KERNELS.items()},
     lambda name: tuple(
@@ -52,6 +62,11 @@ INVARIANT_RUNS = runs(
 @pytest.mark.parametrize("run", PREFILL_RUNS)
 def test_prefill_against_double(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == 16
+
+
+@pytest.mark.parametrize("run", COPIED_RUNS)
+def test_copied_caches_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 14
 
 
 @pytest.mark.parametrize("run", INVARIANT_RUNS)

@@ -57,7 +57,8 @@ def problems(kernel: dict) -> list:
     special calls only."""
     kind = kernel["kind"]
     if kind == "prefill":
-        return [Step(kernel, page, narrower=narrower, **PREFILL) for page, narrower in ((16, 8), (0, 0))]
+        loaded = [Step(kernel, page, narrower=narrower, **PREFILL) for page, narrower in ((16, 8), (0, 0))]
+        return loaded + [Step(kernel, 8, narrower=16, code="e4m3", **PREFILL)] * copies_caches(kernel)
     if kind == "decode_prefix":
         return [SharedKeys(kernel)]
     if kind == "values in keys":
@@ -69,6 +70,11 @@ def problems(kernel: dict) -> list:
     if kind.endswith("_tangent"):  # with tdelta and gradients; without
         return [TangentCase(number, case) for number, case in enumerate(attention_problems(kernel)[:2])]
     return attention_problems(kernel)
+
+
+def copies_caches(kernel: dict) -> bool:
+    """Whether the prefill kernel has an instance that copies keys and values, and converts codes."""
+    return kernel["head_dim"] == kernel["head_dim_v"] and kernel["head_dim"] in (64, 128)
 
 
 def odd_widths(kernel: dict) -> dict[str, int]:

@@ -17,6 +17,7 @@ def decode(device: str, expected: dict[str, str], rows: int = 1, **options: Any)
     return Case(device, "decode", (tensor(4, rows, 32, 128), cache, cache), options, expected)
 
 
+CHUNKS = "sequences of at least 64 query rows: prefill_sm90_bf16_d128, tile 128 queries x 128 keys, instance {}"
 OF_SM80 = {"kernel": b"decode_sm80_bf16_d128"}  # also for many rows
 
 
@@ -64,7 +65,7 @@ def ragged_cases() -> list[Case]:
     news = {"k_new": new, "v_new": tensor(1000, 8, 128, address=4 * ADDRESS)}
     ragged = kernel("decode_sm80_bf16_d128", "rows of any lengths", "64x64")
     one = {**ragged, "splits": "1 (keys", "launch": "attention: 528 "}
-    long_chunks = {"long chunks": "sequences of at least 64 query rows: prefill_sm90_bf16_d128, tile 128 queries x 128 keys"}
+    long_chunks = {"long chunks": CHUNKS.format("cache")}
     # At most 63 rows of 4 heads: 4 tiles for each sequence and key head.
     many = kernel("decode_sm90_bf16_d128", "64 rows", "64x64", pipeline="3 stages")
     beside = {**many, **long_chunks, "splits": "8 ranges", "launch": "attention: 1024 "}
@@ -186,6 +187,9 @@ def general_cases() -> list[Case]:
     new = {"k_new": tensor(4, 1, 8, 128, address=2 * ADDRESS)}
     shared = {"shared_groups": cu, "shared_lens": lengths}
     own = kernel(large, "each warp its own keys", "16x64")
+    copied = {"long chunks": CHUNKS.format("cache, copied")}
+    odd_pages = (tensor(4 * 342, 24, 8, 128),) * 2
+    table = {"cu_seqlens_q": cu, "block_table": tensor(4, 342, dtype=abi.INT32), "cache_seqlens": lengths}
     return [
         decode("H200", kernel(large, "scales, each warp its own keys", "16x64", splits="16 ranges"), k_scale=scale),
         decode("H200", kernel(large, "scales, warps share keys", "64x64"), rows=5, v_scale=scale),
@@ -195,7 +199,21 @@ def general_cases() -> list[Case]:
         decode("H200", own, **shared),  # groups of one sequence
         *shared_key_cases(),
         Case("H200", "decode", part, {"k_rope_cache": rope}, general),
-        Case("H200", "decode", packed, {"cu_seqlens_q": cu}, kernel(large, "8-bit codes, rows of any lengths", "64x64")),
+        Case(
+            "H200",
+            "decode",
+            packed,
+            {"cu_seqlens_q": cu},
+            {**kernel(large, "8-bit codes, rows of any lengths", "64x64"), **copied},
+        ),
+        Case("H200", "decode", (packed[0], *odd_pages), table, {**kernel(large, "rows of any lengths", "64x64"), **copied}),
+        Case(
+            "H200",
+            "decode",
+            (packed[0], half, half),
+            {"cu_seqlens_q": cu, "k_scale": scale},
+            {**general, **copied},
+        ),
         codes("H200", kernel(large, "8-bit codes, general", "64x64", pipeline="2 stages"), k_scale=groups, v_scale=groups),
     ]
 
@@ -209,7 +227,7 @@ def invariant_cases() -> list[Case]:
     own = {**any_splits, "splits": "16 ranges", "pipeline": "3 stages"}
     segments = {"rows": "invariant: segments of 512 keys, from 16384 on longer ones, version 2"}
     short = {"rows": "invariant: segments of 256 keys, version 2"}
-    prefill = "sequences of at least 32 query rows: prefill_sm90_bf16_d128, tile 128 queries x 128 keys"
+    prefill = CHUNKS.replace("64", "32", 1).format("cache, invariant rows")
     softcap = {"flags": abi.INVARIANT_ROWS, "softcap": 5.0}
     return [
         decode("H200", {**own, **segments, "launch": "attention: 512 "}, **flags),

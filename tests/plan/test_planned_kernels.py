@@ -37,7 +37,7 @@ def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
             continue
         if operation == "prefill":  # decode chooses it
             chunks = lines_of(explain(lib, "decode", (q, q, v)))["long chunks"][0]
-            assert chunks.endswith("rows: {}, tile {} queries x {} keys".format(name, *tile.split("x")))
+            assert chunks.endswith("rows: {}, tile {} queries x {} keys, instance cache".format(name, *tile.split("x")))
             continue
         wanted = {"max_logit": tensor(2, 4, rows, dtype=types["f64" if dtype == "f64" else "f32"])} if statistics else {}
         lines = lines_of(explain(lib, operation, (q, q, v), kernel=name.encode(), **wanted))

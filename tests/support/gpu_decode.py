@@ -7,6 +7,7 @@ import pytest
 import torch
 from decode_cases import DecodeCase
 from gpu_case import DTYPES, to_device, to_numpy
+from gpu_codes import on_device, on_host
 from gpu_kernels import device_of, kernels, kernels_of_many_rows, parameters
 from harness import BFLOAT16
 
@@ -37,15 +38,15 @@ def ints(kernel: dict, *x: int) -> torch.Tensor:
 def decode(
     q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, device: str = "cuda", **options: object
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(out, lse), with NaN in elements that were not written."""
+    """(out, lse), with NaN in elements that were not written. The caches may have codes."""
     on_gpu = {name: to_device(x, device) if isinstance(x, np.ndarray) else x for name, x in options.items()}
-    caches = [to_device(x, device) for x in (k_cache, v_cache)]
+    caches = [on_device(x, device) for x in (k_cache, v_cache)]
     query = to_device(q, device)
     out = torch.full((*q.shape[:-1], v_cache.shape[-1]), torch.nan, dtype=query.dtype, device=device)
     lse = torch.full((*q.shape[:-3], q.shape[-2], q.shape[-3]), torch.nan, device=device)
     libflash.decode(query, *caches, out=out, lse=lse, return_lse=True, **on_gpu)
     for cache, array in zip(caches, (k_cache, v_cache), strict=True):
-        array[...] = to_numpy(cache, array.dtype)
+        array[...] = on_host(cache, array)
     return to_numpy(out, q.dtype), lse.cpu().numpy()
 
 

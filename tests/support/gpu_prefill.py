@@ -6,6 +6,7 @@ import numpy as np
 from gpu_case import to_device
 from gpu_decode import LIMITS, NUMPY, decode
 from harness import random
+from libflash.conformance.reference_cache import CODES
 from sequences import cu_seqlens
 
 import libflash
@@ -16,7 +17,7 @@ ROWS, CACHED = (300, 1, 0, 63, 96, 700, 1, 9), np.array([500, 1000, 20, 400, 0, 
 
 
 class Step:
-    """Arrays of a call. Cache rows that the call must not read are NaN."""
+    """Arrays of a call, with caches of `code` if it is given. Cache rows that the call must not read are NaN."""
 
     def __init__(
         self,
@@ -26,12 +27,14 @@ class Step:
         narrower: int = 8,
         rows: tuple[int, ...] = ROWS,
         cached: np.ndarray = CACHED,
+        code: str = "",
     ) -> None:
         self.dtype, self.page = NUMPY[kernel["dtype"]], page
         dim, dim_v, total = kernel["head_dim"] - narrower, kernel["head_dim_v"], sum(rows)
         shapes = {"q": (HEADS_Q, dim), "k": (HEADS_K, dim), "v": (HEADS_K, dim_v)}
         self.rows = {n: random(total, *shape, seed=i).astype(self.dtype) for i, (n, shape) in enumerate(shapes.items())}
-        self.caches = [random(len(rows), CAPACITY, HEADS_K, x, seed=7 + i).astype(self.dtype) for i, x in enumerate((dim, dim_v))]
+        stored = CODES[code] if code else self.dtype
+        self.caches = [random(len(rows), CAPACITY, HEADS_K, x, seed=7 + i).astype(stored) for i, x in enumerate((dim, dim_v))]
         for b, length in enumerate(cached):
             first = max(0, length - (window if window is not None else CAPACITY))
             for cache in self.caches:
@@ -67,7 +70,7 @@ def check_step(step: Step, kernel: dict, device: str = "cuda", **more: object) -
     wanted = libflash.decode(*own, return_lse=True, **options, **more)
     check(got, wanted, kernel)
     for cache, other in zip(arrays[1:], own[1:], strict=True):
-        np.testing.assert_array_equal(cache.view(np.uint16), other.view(np.uint16))
+        np.testing.assert_array_equal(cache.view(np.uint8), other.view(np.uint8))
 
 
 def check(got: tuple, wanted: tuple, kernel: dict) -> None:

@@ -9,11 +9,13 @@ namespace libflash::cuda {
 // `k` and `v` are not used: keys and values are in the cache, in the rows that decode_keys.cuh computes.
 struct PrefillParams : ForwardParams {
     CacheParams cache;
-    LengthsParams news;       // the new rows of each sequence
-    int32_t fewest_rows;      // the decode kernels compute sequences with fewer query rows
-    int32_t blocks;           // thread blocks of the launch
-    int32_t multiprocessors;  // of the device, if the decode kernel runs beside this kernel; else 0
-    int32_t in_pairs;         // 1: thread blocks work in pairs (sm90/block_pair.cuh); else 0
+    CodeType code;                      // of the cache
+    CacheScaleParams k_scale, v_scale;  // without groups
+    LengthsParams news;                 // the new rows of each sequence
+    int32_t fewest_rows;                // the decode kernels compute sequences with fewer query rows
+    int32_t blocks;                     // thread blocks of the launch
+    int32_t multiprocessors;            // of the device, if the decode kernel runs beside this kernel; else 0
+    int32_t in_pairs;                   // 1: thread blocks work in pairs (sm90/block_pair.cuh); else 0
 };
 
 }  // namespace libflash::cuda

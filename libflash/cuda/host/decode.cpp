@@ -182,6 +182,9 @@ PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& d
     params.schedule = plan.schedule;
     params.vector_loads = params.vector_out = true;
     params.cache = decode.cache;
+    params.code = decode.code;
+    params.k_scale = decode.k_scale;
+    params.v_scale = decode.v_scale;
     params.news = lengths_params(problem.new_rows);
     params.fewest_rows = static_cast<int32_t>(plan.fewest_rows);
     params.blocks = static_cast<int32_t>(plan.attention.blocks);

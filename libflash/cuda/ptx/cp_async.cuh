@@ -38,6 +38,20 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t smem_address) {
     return x;
 }
 
+// As load_shared_16() and store_shared_16(), for words.
+__device__ __forceinline__ uint4 load_shared_words(uint32_t smem_address) {
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(smem_address)
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_shared_words(uint32_t smem_address, const uint4& x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
 // Copies 16 bytes if `valid`. Otherwise writes 16 zero bytes and does not read `global`, which may then be any address.
 __device__ __forceinline__ void cp_async_16(uint32_t smem_address, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem_address), "l"(global), "r"(valid ? 16 : 0)

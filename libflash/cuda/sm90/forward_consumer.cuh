@@ -18,8 +18,8 @@ template <class Traits>
 struct ForwardConsumer : ForwardConsumerStages<Traits> {
     using Stages = ForwardConsumerStages<Traits>;
     using Stages::context, Stages::key_tiles, Stages::has_key_tiles, Stages::begin_work_tile, Stages::skip_values;
-    using Stages::wait_for_next_k, Stages::word_of_stage, Stages::release, Stages::release_k, Stages::release_v,
-        Stages::skip_stage;
+    using Stages::wait_for_next_k, Stages::word_of_stage, Stages::has_absent_keys, Stages::release, Stages::release_k,
+        Stages::release_v, Stages::skip_stage;
     using typename Stages::Position, typename Stages::Storage;
     using T = typename Traits::T;
     using WorkTile = ForwardWorkTile<Traits>;
@@ -50,10 +50,11 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
     };
     static constexpr int kNothingToWrite = -1, kAccumulating = -2, kNoProbabilities = -3;
     // Of a key tile: whether it is the last of the work tile, whether it is an edge tile, whether its maximum must be computed;
-    // over a cache, the absent units.
+    // over a cache, the absent units, or of copied keys whether there are absent ones, and their place in shared memory.
     struct TileInfo {
         bool last, edge, exact_maximum;
         uint32_t absent;
+        std::conditional_t<Traits::kCopied, int, Empty> place;
     };
 
     __device__ __forceinline__ explicit ForwardConsumer(const ForwardContext<Traits>& of_kernel) : Stages(of_kernel) {}
@@ -152,7 +153,7 @@ private:
         softmax_step(c, tile_info, factor);
         skip_values(c);
         if (!c.last) wait_for_next_k(c);
-        round_probabilities(c);
+        round_probabilities(c, tile_info);
     }
     // The alternative to begin_first_work_tile(): begins as if the previous work tile had P = 0. This executes less code that is
     // not yet in the instruction cache.
@@ -197,7 +198,7 @@ private:
 #pragma unroll
             for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
         }
-        round_probabilities(c);
+        round_probabilities(c, tile_info);
     }
 
     // After the last scores of the last work tile.
@@ -269,10 +270,22 @@ private:
         const GroupKeyTiles& of_group = key_tiles(c);
         const int tile = tile_of(c);
         uint32_t absent = 0;
-        if constexpr (Traits::kCache) absent = word_of_stage(c);
+        if constexpr (Traits::kCopied) {
+            absent = has_absent_keys(c);
+        } else if constexpr (Traits::kCache) {
+            absent = word_of_stage(c);
+        }
         return {kBlockMask ? c.word.last() : tile == of_group.begin,
                 tile < of_group.unmasked_begin || tile >= of_group.unmasked_end || absent != 0,
-                context.storage.work_tiles[c.slot].exact_maximum, absent};
+                context.storage.work_tiles[c.slot].exact_maximum, absent, place_of_keys(c)};
+    }
+
+    __device__ __forceinline__ static auto place_of_keys([[maybe_unused]] const State& c) {
+        if constexpr (Traits::kCopied) {
+            return place_of_stage(c.k);
+        } else {
+            return Empty{};
+        }
     }
 
     // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
@@ -280,16 +293,33 @@ private:
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
         // Computed early. The first condition always holds; without it the compiler allocates registers differently.
         const bool scaled = !Traits::kInvariant && tile_info.exact_maximum;
+        if constexpr (Traits::kCopied) {
+            if (context.params.k_scale.of_rows) scores.scale_columns(c.s, copied(tile_info).k_scale, c.thread);
+        }
         scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled);
-        if constexpr (Traits::kCache) scores.hide_absent(c.s, tile_info.absent);
+        if constexpr (Traits::kCopied) {
+            if (tile_info.absent) scores.hide_absent_keys(c.s, copied(tile_info).absent, c.thread);
+        } else if constexpr (Traits::kCache) {
+            scores.hide_absent(c.s, tile_info.absent);
+        }
         const bool take_maximum = tile_info.edge || tile_info.exact_maximum;
         bool weighs = Softmax::kAlwaysWeighs;
         if constexpr (Traits::kStatisticsKind == RowStatisticsKind::either) weighs = context.params.entropy.data != nullptr;
-        const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor, weighs);
+        const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(work_tile, scaled), take_maximum, factor, weighs);
         if constexpr (Traits::kRareOptions) {
             if (context.params.rare.dropout.active) scores.drop(c.s, work_tile, c.word, c.thread);
         }
         return rescale;
+    }
+    __device__ __forceinline__ const auto& copied(const TileInfo& tile_info) const {
+        return context.storage.dynamic.copied[tile_info.place];
+    }
+    // With scales of rows the probabilities are multiplied by those of the values; the row sums have been added up before.
+    __device__ __forceinline__ void round_probabilities(State& c, const TileInfo& tile_info) const {
+        if constexpr (Traits::kCopied) {
+            if (context.params.v_scale.of_rows) scores.scale_columns(c.s, copied(tile_info).v_scale, c.thread);
+        }
+        round_probabilities(c);
     }
     __device__ __forceinline__ void round_probabilities(State& c) const {
 #pragma unroll

@@ -71,6 +71,14 @@ struct ForwardConsumerStages {
         return __shfl_sync(0xffffffffu, c.thread.lane == 0 ? context.storage.dynamic.tiles[c.k.stage].bits : 0, 0);
     }
 
+    // Of copied keys: whether some key of the tile in the current stage of K does not exist.
+    __device__ __forceinline__ bool has_absent_keys(const Position& c) const {
+        const uint32_t (&words)[Traits::kBlockN / 32] = context.storage.dynamic.copied[place_of_stage(c.k)].absent;
+        uint32_t any = 0;
+        for (const uint32_t word : words) any |= c.thread.lane == 0 ? word : 0;
+        return __shfl_sync(0xffffffffu, any, 0) != 0;
+    }
+
     __device__ __forceinline__ void release(const Position& c, const MBarrier& empty) const {
         if (c.thread.lane == 0) empty.arrive();
     }

@@ -3,6 +3,7 @@
 
 #include "cuda/sm90/forward_cached_producer.cuh"
 #include "cuda/sm90/forward_consumer.cuh"
+#include "cuda/sm90/forward_copy_warpgroup.cuh"
 #include "cuda/sm90/forward_empty_tiles.cuh"
 #include "cuda/sm90/forward_producer.cuh"
 #include "cuda/sm90/forward_scheduler_warp.cuh"
@@ -19,7 +20,8 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct ForwardProducerWarpgroup {
     const ForwardContext<Traits>& context;
-    const std::conditional_t<Traits::kCache, ForwardCachedProducer<Traits, false>, ForwardProducer<Traits>> producer{context};
+    using OfCache = std::conditional_t<Traits::kCopied, ForwardQueryProducer<Traits>, ForwardCachedProducer<Traits, false>>;
+    const std::conditional_t<Traits::kCache, OfCache, ForwardProducer<Traits>> producer{context};
     const ForwardSchedulerWarp<Traits> scheduler_warp{context};
     const ForwardEmptyTilesWarp<Traits> empty_tiles_warp{context};
     const ForwardZeroFillWarp<Traits> zero_fill_warp{context};
@@ -30,9 +32,9 @@ struct ForwardProducerWarpgroup {
         } else if (threadIdx.x < 64) {
             scheduler_warp.run();
         } else if (threadIdx.x < 96) {
-            if constexpr (Traits::kCache) ForwardCachedProducer<Traits, true>{context}.run();
+            if constexpr (Traits::kCache && !Traits::kCopied) ForwardCachedProducer<Traits, true>{context}.run();
             if (!context.maps.all_see_keys) empty_tiles_warp.run();
-        } else if constexpr (Traits::kDynamic) {
+        } else if constexpr (Traits::kDynamic && !Traits::kCopied) {
             zero_fill_warp.run();
         }
     }
@@ -52,7 +54,14 @@ struct ForwardKernel {
         if (threadIdx.x == 0) prepare();
         __syncthreads();
         if (works_in_pairs()) wait_for_cluster();
-        run_roles<Traits>(producer_warpgroup, consumer);
+        if (Traits::kCopied && threadIdx.x >= Traits::kThreads - 128) {
+            if constexpr (Traits::kCopied) {
+                decrease_registers<Traits::kCopyRegisters>();
+                ForwardCopyWarpgroup<Traits>{context}.run();
+            }
+        } else {
+            run_roles<Traits>(producer_warpgroup, consumer);
+        }
         if (works_in_pairs()) wait_for_cluster();  // until then the other thread block may arrive at barriers of this one
     }
 
@@ -63,8 +72,10 @@ private:
     }
     __device__ __forceinline__ void prepare() const {
         tma_prefetch_map(context.maps.q);
-        tma_prefetch_map(context.maps.k);
-        tma_prefetch_map(context.maps.v);
+        if (!Traits::kCopied) {
+            tma_prefetch_map(context.maps.k);
+            tma_prefetch_map(context.maps.v);
+        }
         if (Traits::kTmaStore) tma_prefetch_map(context.maps.out);
         context.storage.init(works_in_pairs() ? 2 : 1);
     }

@@ -33,6 +33,7 @@ struct ForwardOutputRows {
         if (work_tile.lse && write && local_row < work_tile.owned_q(context.params) - work_tile.keys.first_row)
             work_tile.lse[local_row * context.params.lse.row] = sees_keys ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
         if constexpr (Traits::kRareOptions) factor *= context.params.rare.dropout.keep_factor;
+        if constexpr (Traits::kCopied) factor *= work_tile.factors.values;
         // A row with NaN stays NaN: a NaN sum is not equal to 0, and its reciprocal is NaN.
         return sees_keys ? __fdividef(factor, sum) : 0.0f;
     }

@@ -28,12 +28,12 @@ struct ForwardScores {
             apply_rare_options(s, work_tile, tile, thread);
         } else if (exact_maximum) {
 #pragma unroll
-            for (int i = 0; i < kScores; ++i) s[i] *= context.params.scale_log2;
+            for (int i = 0; i < kScores; ++i) s[i] *= work_tile.scale_log2(context.params);
         }
         if (edge) mask(s, work_tile, tile, thread);
     }
-    __device__ __forceinline__ float softmax_scale(bool exact_maximum) const {
-        return Traits::kRareOptions || exact_maximum ? 1.0f : context.params.scale_log2;
+    __device__ __forceinline__ float softmax_scale(const WorkTile& work_tile, bool exact_maximum) const {
+        return Traits::kRareOptions || exact_maximum ? 1.0f : work_tile.scale_log2(context.params);
     }
 
     // Over a cache: hides the keys of absent units (16 keys each).
@@ -43,6 +43,25 @@ struct ForwardScores {
 #pragma unroll
         for (int i = 0; i < kCount; ++i)
             if (absent >> i / 8 & 1) s[i] = -INFINITY;
+    }
+
+    // The same for copied keys, with a bit for each key in `absent`.
+    __device__ __forceinline__ void hide_absent_keys(Scores& s, const uint32_t* absent, const Thread& thread) const {
+        const int column = (thread.lane & 3) * 2;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+            if (absent[i / 16] >> (i / 4 % 4 * 8 + column + i % 2) & 1) s[i] = -INFINITY;
+    }
+
+    // Multiplies the column of each key by a factor.
+    __device__ __forceinline__ void scale_columns(Scores& s, const float* factors, const Thread& thread) const {
+        const float* const first = factors + (thread.lane & 3) * 2;
+#pragma unroll
+        for (int block = 0; block < kBlockN / 8; ++block) {
+            const float2 two = *reinterpret_cast<const float2*>(first + block * 8);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) s[block * 4 + 2 * r] *= two.x, s[block * 4 + 2 * r + 1] *= two.y;
+        }
     }
 
     // Hides the scores of a part of a tile, from `first_key` on.

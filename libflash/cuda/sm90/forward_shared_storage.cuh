@@ -10,6 +10,18 @@
 
 namespace libflash::cuda::sm90 {
 
+// What consumers need to know of the keys of a copied tile. They may read it after they have released the stage of K, so a tile
+// has the place of its stage and phase.
+template <int kKeys>
+struct CopiedKeys {
+    uint32_t absent[kKeys / 32];                      // a bit for each key that does not exist
+    alignas(8) float k_scale[kKeys], v_scale[kKeys];  // with scales of rows
+};
+template <int kStages>
+__device__ __forceinline__ int place_of_stage(const PipelineState<kStages>& k) {
+    return k.stage + (k.phase ? kStages : 0);
+}
+
 // Shared addresses of the tiles.
 template <class Traits>
 struct ForwardSharedTiles {
@@ -42,7 +54,8 @@ struct ForwardSharedStorage {
     static constexpr int kSlots = 3 + Traits::kQStages + kScheduledTiles;
     struct DynamicState {
         TileWord tiles[kStages];  // the key tiles in the stages of K; over a cache: their absent units (forward_cached_keys.cuh)
-        int newest;               // the unit that this thread block took last, see SequenceOrder::previous_unit()
+        std::conditional_t<Traits::kCopied, CopiedKeys<Traits::kBlockN>[2 * kStages], Empty> copied;
+        int newest;  // the unit that this thread block took last, see SequenceOrder::previous_unit()
         ZeroFillRequest zero_fill;
     };
 
@@ -61,13 +74,15 @@ struct ForwardSharedStorage {
     // One thread calls it before the warps take their roles. `readers`: the thread blocks whose consumers release a stage of K or
     // V.
     __device__ __forceinline__ void init(int readers) {
-        k.init(readers * Traits::kConsumerWarps);
-        v.init(readers * Traits::kConsumerWarps);
+        constexpr int kFull = Traits::kArrivalsOfLoads * (Traits::kCopied ? kArrivalsOfWarp : 1);
+        k.init(readers * Traits::kConsumerWarps, kFull);
+        v.init(readers * Traits::kConsumerWarps, kFull);
         for (int group = 0; group < Traits::kGroups; ++group) q[group].init(4);
         scheduled.init(Traits::kProducerWarps);
-        // Arrivals: the consumers, the producers, the scheduler warp and, in dynamic instances, the zero-fill warp.
+        // Arrivals: the consumers, the producers, the scheduler warp and, in dynamic instances, the zero-fill warp. Copied
+        // values need no zero-fill warp.
         MBarrier{shared_address(&first_pass_done)}.init(Traits::kConsumerWarps + Traits::kProducerWarps +
-                                                        (Traits::kDynamic ? 2 : 1));
+                                                        (Traits::kDynamic && !Traits::kCopied ? 2 : 1));
         if constexpr (Traits::kDynamic) {
             dynamic.newest = -1;
             dynamic.zero_fill.init();

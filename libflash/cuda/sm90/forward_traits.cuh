@@ -36,18 +36,21 @@ struct ForwardTraits {
     static constexpr bool kDynamic = !is_plain(kInstance);
     static constexpr bool kLongSums = forward_has_long_sums(config, kInstance);
     static constexpr bool kInvariant = kInstance == ForwardInstance::invariant;
-    static constexpr bool kCache = kInvariant || kInstance == ForwardInstance::cache;  // keys and values are in a cache
-    static constexpr int kProducerWarps = kCache ? 2 : 1;                              // over a cache: one for Q and K, one for V
+    static constexpr bool kCopied = kInstance == ForwardInstance::copied;  // a warpgroup of its own copies keys and values
+    static constexpr bool kCache = kCopied || kInvariant || kInstance == ForwardInstance::cache;  // they are in a cache
+    // Warps that load. Over a cache: one for Q and K, one for V; or one for Q and four for keys and values.
+    static constexpr int kProducerWarps = kCopied ? 5 : (kCache ? 2 : 1);
+    static constexpr int kArrivalsOfLoads = kCopied ? 4 : 1;  // arrivals at the barrier of a stage of K or V that say it is full
     // Whether decode kernels can run at the same time (prefill_share.cuh). With invariant rows there are too few registers.
     static constexpr bool kBesideDecode = kCache && !kInvariant;
     static constexpr bool kPairs =
-        kBesideDecode && prefill_has_pairs(config);  // thread blocks can work in pairs (block_pair.cuh)
+        kBesideDecode && !kCopied && prefill_has_pairs(config);  // thread blocks can work in pairs (block_pair.cuh)
     using Params =
         std::conditional_t<kCache, PrefillParams, std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>>;
 
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);
     static constexpr int kGroupRows = ForwardConsumerThread::kGroupRows, kGroups = kBlockM / kGroupRows;  // consumer warpgroups
-    static constexpr int kConsumerWarps = kGroups * 4, kThreads = (kGroups + 1) * 128;
+    static constexpr int kConsumerWarps = kGroups * 4, kThreads = (kGroups + 1 + kCopied) * 128;
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
@@ -55,9 +58,11 @@ struct ForwardTraits {
 
     // Iteration over a block mask and loads from a cache need more registers in the producer warp. It has more registers where
     // the consumers need fewer.
-    static constexpr bool kMoreProducerRegisters = kBlockMask ? !(kRareOptions && kHeadDimV == 256) : kCache && kHeadDim <= 96;
-    static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kGroups == 3 ? 32 : 40),
-                         kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kMoreProducerRegisters ? 8 : 0);
+    static constexpr bool kMoreProducerRegisters =
+        kBlockMask ? !(kRareOptions && kHeadDimV == 256) : kCache && !kCopied && kHeadDim <= 96;
+    static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kGroups == 3 || kCopied ? 32 : 40),
+                         kCopyRegisters = 64,
+                         kConsumerRegisters = kCopied ? 208 : (kGroups == 3 ? 160 : 232) - (kMoreProducerRegisters ? 8 : 0);
 
     // Which code the consumers have for the first tile: begin_first_work_tile or begin_with_zero_probabilities.
     static constexpr bool kSeparateFirstTile = kGroups == 3;
@@ -68,7 +73,8 @@ struct ForwardTraits {
     static constexpr bool kTileInfoBeforeWait = kHeadDim == 128;
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
-    static constexpr int kStorageBytes = 3 * 1024;      // of these for ForwardSharedStorage and alignment
+    // Of these for ForwardSharedStorage and alignment; copied keys have scales there (forward_shared_storage.cuh).
+    static constexpr int kStorageBytes = 3 * 1024 + (kCopied ? 2 * config.stages * kBlockN * 8 : 0);
     // With pairs of thread blocks a stage waits for more consumers and loads. A third stage takes the place of the output tiles.
     static constexpr int kStages = config.stages + (kPairs && kHeadDim == 128 ? 1 : 0);
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kConsumerWarps * OutTile::kBytes;
@@ -76,7 +82,7 @@ struct ForwardTraits {
     // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second
     // stage of Q, so that Q of the next work tile is loaded before the current one is done.
     static constexpr int kSpareBytes = kMaxSharedBytes - kStorageBytes - kMinTileBytes;
-    static constexpr bool kTmaStore = kSpareBytes >= kOutBytes;
+    static constexpr bool kTmaStore = !kCopied && kSpareBytes >= kOutBytes;  // copied keys: a third stage of V is worth more
     static constexpr int kVStages =
         kStages + (kStages == 2 && kSpareBytes >= (kTmaStore ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
     static constexpr int kQStages =

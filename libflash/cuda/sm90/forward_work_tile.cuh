@@ -13,6 +13,20 @@ namespace libflash::cuda::sm90 {
 
 struct Empty {};
 
+// The factors of the scores (to base-2 units) and of the values of a work tile, with the scales of the cache that are not of rows.
+struct CacheFactors {
+    float scores, values;
+
+    __device__ __forceinline__ static CacheFactors of(const PrefillParams& params, int batch, int kv_head) {
+        return {params.scale_log2 * scale(params.k_scale, batch, kv_head), scale(params.v_scale, batch, kv_head)};
+    }
+
+private:
+    __device__ __forceinline__ static float scale(const CacheScaleParams& scales, int batch, int kv_head) {
+        return scales.data && !scales.of_rows ? scales.data[batch * scales.batch + kv_head * scales.head] : 1.0f;
+    }
+};
+
 // What the tile scheduler assigns to a thread block.
 struct TileAssignment {
     TileCoordinates coordinates;
@@ -37,8 +51,9 @@ struct ForwardWorkTile {
     KeyRange<kBlockM, kBlockN> keys;
     GroupKeyTiles of_group[Traits::kGroups];  // computed once from `keys`, read for every key tile
     std::conditional_t<Traits::kRareOptions, ScoreRules<typename Traits::T>, Empty> rules;
+    std::conditional_t<Traits::kCopied, CacheFactors, Empty> factors;
     int kv_head;
-    bool exact_maximum;  // recomputation: take the maximum of every tile
+    bool exact_maximum;  // take the maximum of every tile: in recomputation
 
     using Params = typename Traits::Params;
 
@@ -58,6 +73,10 @@ struct ForwardWorkTile {
 #pragma unroll
         for (int group = 0; group < Traits::kGroups; ++group) of_group[group] = key_tiles_of_group(params, group);
         if constexpr (Traits::kRareOptions) rules.init(params.rare, work.batch, work.head, k_rows.length - q_rows.length);
+        if constexpr (Traits::kCopied) {
+            factors = CacheFactors::of(params, work.batch, kv_head);
+            exact_maximum |= !(factors.scores > 0.0f);  // the largest dot product would not be the largest score
+        }
     }
     // A work tile without keys, which marks the end of a pass over all work tiles.
     __device__ __forceinline__ void init_end(bool exact) {
@@ -70,6 +89,11 @@ struct ForwardWorkTile {
     __device__ __forceinline__ int batch() const { return assignment.coordinates.batch; }
     __device__ __forceinline__ int head() const { return assignment.coordinates.head; }
 
+    // The factor of the dot products.
+    __device__ __forceinline__ float scale_log2(const Params& params) const {
+        if constexpr (Traits::kCopied) return factors.scores;
+        return params.scale_log2;
+    }
     // Rows of the sequence: first row, number of rows, used length. In the plain instance they are the same for all sequences.
     __device__ __forceinline__ int start_q() const { return Traits::kDynamic ? q_rows.start : 0; }
     __device__ __forceinline__ int owned_q(const Params& params) const {
@@ -83,17 +107,19 @@ struct ForwardWorkTile {
 
 private:
     // Skips key tiles at the end that no row of the group sees, so that groups with fewer keys or without rows take less time.
-    // One tile always remains. At most kStages - 1 are skipped: the group releases their stages of V only when K of its first
-    // tile has arrived, and the producer loads V of the skipped tiles before that K. In a work tile with more key tiles, a group
+    // One tile always remains. At most kMostSkipped are skipped: the group releases their stages of V only when K of its first
+    // tile has arrived, and the producer loads V of the skipped tiles before that K. Copied keys: K is complete only after the
+    // copies of V of the tile before have begun, so fewer are skipped. In a work tile with more key tiles, a group
     // without rows gets no tile at all; then it does not overlap its previous and its next work tile.
     __device__ __forceinline__ GroupKeyTiles key_tiles_of_group(const Params& params, int group) const {
-        constexpr int kStages = Traits::kStages;
+        constexpr int kMostSkipped = (Traits::kCopied ? Traits::kVStages - 1 : Traits::kStages) - 1;
         const int first = keys.first_row + group * kGroupRows, diagonal = first + keys.shift,
                   rows = min(length_q(params) - first, kGroupRows);
         const int seen = rows <= 0 ? 0 : max(diagonal + rows + keys.right, 0);  // end of the keys that some row sees
         GroupKeyTiles tiles{keys.begin, min((seen + kBlockN - 1) / kBlockN, keys.end)};
-        tiles.end = min(max(max(tiles.end, keys.begin + 1), keys.end - (kStages - 1)), keys.end);
-        if (Traits::kSkipsWorkTiles && first >= owned_q(params) && keys.end - keys.begin > kStages) tiles.end = keys.begin;
+        tiles.end = min(max(max(tiles.end, keys.begin + 1), keys.end - kMostSkipped), keys.end);
+        if (Traits::kSkipsWorkTiles && first >= owned_q(params) && keys.end - keys.begin > kMostSkipped + 1)
+            tiles.end = keys.begin;
         tiles.unmasked_begin = (max(diagonal + kGroupRows - 1 - keys.left, 0) + kBlockN - 1) / kBlockN;
         tiles.unmasked_end = max(min(keys.length_k, diagonal + keys.right + 1), 0) / kBlockN;
         return tiles;

@@ -1,6 +1,6 @@
 // The long chunks of a decode call on sm_90a: the forward kernel over a cache. Its producer loads K and V by TMA from pages or
 // entries (forward_cached_keys.cuh), and its scheduler selects the sequences with enough query rows; the decode kernels compute
-// the other sequences. Invariant rows have a separate instance.
+// the other sequences. Invariant rows and caches that TMA cannot load (forward_copy_warpgroup.cuh) have separate instances.
 #pragma once
 
 #include "cuda/sm90/forward.cuh"
@@ -37,7 +37,8 @@ int launch_prefill_instance(const PrefillPlan& plan, const PrefillParams& params
     using Traits = ForwardTraits<Kernel, kInstance>;
     const auto kernel = prefill_kernel<Kernel, kInstance>;
     ForwardTensorMaps maps{};
-    cudaError_t error = encode_cache<Traits>(&maps, params);
+    cudaError_t error = cudaSuccess;
+    if constexpr (!Traits::kCopied) error = encode_cache<Traits>(&maps, params);
     if (error == cudaSuccess) error = encode_queries<Traits>(&maps, params);
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
@@ -53,24 +54,33 @@ int launch_prefill_instance(const PrefillPlan& plan, const PrefillParams& params
 
 namespace libflash::cuda {
 
+// Calls do_with(instance as an integral_constant).
+template <class Kernel, class DoWith>
+auto with_prefill_instance(ForwardInstance instance, const DoWith& do_with) {
+    if constexpr (has_invariant_prefill(Kernel::config)) {
+        if (instance == ForwardInstance::invariant)
+            return do_with(std::integral_constant<ForwardInstance, ForwardInstance::invariant>());
+    }
+    if constexpr (has_copied_prefill(Kernel::config)) {
+        if (instance == ForwardInstance::copied)
+            return do_with(std::integral_constant<ForwardInstance, ForwardInstance::copied>());
+    }
+    return do_with(std::integral_constant<ForwardInstance, ForwardInstance::cache>());
+}
+
 template <class Kernel>
 KernelResources resources_of_prefill(int step, int instance) {
     if (static_cast<ForwardStep>(step) == ForwardStep::order) return {sm90::kOrderThreads, 0};
-    if constexpr (has_invariant_prefill(Kernel::config)) {
-        if (static_cast<ForwardInstance>(instance) == ForwardInstance::invariant)
-            return sm90::forward_resources<Kernel, ForwardInstance::invariant>();
-    }
-    return sm90::forward_resources<Kernel, ForwardInstance::cache>();
+    return with_prefill_instance<Kernel>(static_cast<ForwardInstance>(instance),
+                                         [](auto kind) { return sm90::forward_resources<Kernel, decltype(kind)::value>(); });
 }
 
 // Enqueues the kernels on `stream`. Returns a CUDA error.
 template <class Kernel>
 int launch_prefill(const PrefillPlan& plan, const PrefillParams& params, void* stream) {
-    const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    if constexpr (has_invariant_prefill(Kernel::config)) {
-        if (plan.invariant) return sm90::launch_prefill_instance<Kernel, ForwardInstance::invariant>(plan, params, cuda_stream);
-    }
-    return sm90::launch_prefill_instance<Kernel, ForwardInstance::cache>(plan, params, cuda_stream);
+    return with_prefill_instance<Kernel>(static_cast<ForwardInstance>(plan.instance.number), [&](auto kind) {
+        return sm90::launch_prefill_instance<Kernel, decltype(kind)::value>(plan, params, static_cast<cudaStream_t>(stream));
+    });
 }
 
 }  // namespace libflash::cuda

@@ -13,9 +13,10 @@ namespace {
 // The first requested option that the kernels do not support, or nullptr.
 const char* option_prefill_lacks(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
-    if (cache.dtype != problem.dtype) return "k_cache of 8 bits";
-    if (cache.k_scale.present) return "k_scale";
-    if (cache.v_scale.present) return "v_scale";
+    if (cache.k_scale.groups > 1) return "k_scale of groups of channels";
+    if (cache.v_scale.groups > 1) return "v_scale of groups of channels";
+    // Products of probabilities and scales might leave the range of float16.
+    if (cache.v_scale.of_rows && problem.dtype == DType::f16) return "v_scale of rows with float16";
     if (cache.k_rope.present) return "k_rope_cache";
     if (problem.leftpad) return "cache_leftpad";
     if (problem.tree.data) return "tree_mask";
@@ -29,18 +30,33 @@ const char* option_prefill_lacks(const DecodeProblem& problem) {
     return problem.request.num_splits > 0 ? "num_splits" : nullptr;
 }
 
-bool loads_cache(const DecodeProblem& problem, std::string* why) {
+bool has_vectors(const DecodeProblem& problem, std::string* why) {
+    const KvCache& cache = problem.cache;
+    const int64_t element = element_bytes(problem.dtype), stored = element_bytes(cache.dtype);
+    const auto fits = [](const TensorView& tensor, int64_t dim, int64_t bytes) {
+        return rows_fit_vectors(rows_params(tensor), dim, bytes);
+    };
+    if (!fits(problem.q, problem.head_dim, element) || !fits(problem.out, problem.head_dim_v, element))
+        return reject(why, "q, out: their rows must be multiples of 16 bytes for it");
+    if (!fits(cache.k, problem.head_dim, stored) || !fits(cache.v, problem.head_dim_v, stored))
+        return reject(why, "k_cache, v_cache: their addresses, strides and rows must be multiples of 16 bytes for it");
+    return true;
+}
+
+bool loads_cache(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {
     const KvCache& cache = problem.cache;
     if (cache.capacity == 0 || cache.k.shape[0] == 0) return reject(why, "k_cache: has no rows");
-    if (!tma_reads(cache.k) || !tma_reads(cache.v) || !tma_reads(problem.q))
+    const bool copies = copies_cache(cache, problem.dtype);
+    if (!tma_reads(problem.q) || (!copies && (!tma_reads(cache.k) || !tma_reads(cache.v))))
         return reject(why, "q, k_cache, v_cache: addresses and strides must be multiples of 16 bytes for it, and not negative");
-    const int64_t element = element_bytes(problem.dtype);
-    if (!rows_fit_vectors(rows_params(problem.q), problem.head_dim, element) ||
-        !rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element))
-        return reject(why, "q, out: their rows must be multiples of 16 bytes for it");
-    constexpr int64_t kUnit = 16;  // ForwardCachedKeys::kUnit
-    if (!cache.paged() || cache.page_size % kUnit == 0) return true;
-    return reject(why, "k_cache: its page size must be a multiple of ", kUnit, " for it (", cache.page_size, ")");
+    if (!has_vectors(problem, why)) return false;
+    if (!copies) return true;
+    if (problem.invariant_rows)
+        return reject(why, "k_cache: with FLASH_FLAG_INVARIANT_ROWS it must have the type of q, no scales, and pages whose size ",
+                      "is a multiple of 16");
+    if (has_copied_prefill(config)) return true;
+    return reject(why, "k_cache: the kernel loads only caches of the type of q, without scales, in pages whose size is a ",
+                  "multiple of 16");
 }
 
 bool has_enough_sums(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {
@@ -57,7 +73,7 @@ bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, 
     if (problem.invariant_rows && !has_invariant_prefill(config))
         return reject(why, "FLASH_FLAG_INVARIANT_ROWS: with it the values may have at most 128 channels (", problem.head_dim_v,
                       ")");
-    return loads_cache(problem, why) && has_enough_sums(config, problem, why);
+    return loads_cache(config, problem, why) && has_enough_sums(config, problem, why);
 }
 
 }  // namespace libflash::cuda::sm90

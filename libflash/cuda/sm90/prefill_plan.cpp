@@ -16,6 +16,7 @@ PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, con
     const ForwardInstance instance = prefill_instance(problem);
     PrefillPlan plan;
     if (!pays_for_prefill(config, problem, device.multiprocessors)) return plan;
+    plan.instance = {static_cast<int>(instance), forward_kind_name(instance)};
     plan.invariant = instance == ForwardInstance::invariant;
     plan.multiprocessors = device.multiprocessors;
     plan.tile_q = forward_tile_q(config, instance);
@@ -27,7 +28,8 @@ PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, con
     const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), static_cast<int>(instance)); };
     const int64_t tiles = blocks_of(plan.schedule);
     plan.order = launch_shape(1, resources(ForwardStep::order));
-    plan.in_pairs = !plan.invariant && prefill_has_pairs(config) && problem.group_size() % 2 == 0 && device.multiprocessors > 1;
+    plan.in_pairs = instance == ForwardInstance::cache && prefill_has_pairs(config) && problem.group_size() % 2 == 0 &&
+                    device.multiprocessors > 1;
     const int64_t blocks = std::min<int64_t>(tiles, device.multiprocessors);  // with pairs, `tiles` is even
     plan.attention = launch_shape(plan.in_pairs ? blocks / 2 * 2 : blocks, resources(ForwardStep::attention));
     plan.workspace.add("sequence_order", sequence_order_bytes(tiles));

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/config.h"
+#include "cuda/host/problem_params.h"
 #include "cuda/sm90/forward_instance.h"
 #include "problem/decode.h"
 
@@ -17,8 +18,15 @@ inline int64_t fewest_prefill_rows(int64_t tile_q, ForwardInstance instance) {
     return instance == ForwardInstance::invariant ? tile_q / 4 : tile_q / 2;
 }
 
+// Whether TMA cannot load the cache as it is: keys and values are copied by threads.
+inline bool copies_cache(const KvCache& cache, DType dtype) {
+    constexpr int64_t kUnit = 16;  // ForwardCachedKeys::kUnit
+    return cache.dtype != dtype || has_scales(cache) || (cache.paged() && cache.page_size % kUnit != 0);
+}
+
 inline ForwardInstance prefill_instance(const DecodeProblem& problem) {
-    return problem.invariant_rows ? ForwardInstance::invariant : ForwardInstance::cache;
+    if (problem.invariant_rows) return ForwardInstance::invariant;
+    return copies_cache(problem.cache, problem.dtype) ? ForwardInstance::copied : ForwardInstance::cache;
 }
 
 // Whether the call may have enough work tiles for half of the multiprocessors (invariant rows: an eighth). With fewer work tiles

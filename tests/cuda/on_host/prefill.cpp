@@ -1,13 +1,17 @@
 // Runs a prefill kernel of sm90 on the host, with three multiprocessors (four where thread blocks work in pairs), and compares it
 // with double precision: chunks of several lengths over a cache with pages or without, sequences that are left to the decode
-// kernels, keys that do not fit, pages that do not exist, and NaN in all rows of the cache that hold no key. The argument is 0,
-// or the seed of a disorder, as in forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
+// kernels, keys that do not fit, pages that do not exist, and NaN in all rows of the cache that hold no key. Caches that the kernel
+// copies (forward_copy_warpgroup.cuh): pages of any size, scales, and codes, which must give the bits of a cache with their
+// values. The arguments are the kind of cases (0: loaded by TMA, 1: copied) and 0 or the seed of a disorder, as in
+// forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
+#include "cpu/quantize.h"
 #include "cuda/host/tile_schedule.h"
 #include "numbers.h"
 #include "prefill_instances.h"
@@ -19,6 +23,8 @@ constexpr int kFewestRows = 64, kHeadsK = 2, kUnused = 3;
 constexpr float kUntouched = 7;
 using T = sm90::ForwardTraits<PrefillKernel, ForwardInstance::cache>::T;
 constexpr double kRounding = PrefillKernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8, kScale = 0.1;
+
+enum class Scales { none, heads, rows };  // of each sequence and key head, or of each row and key head
 
 // Query rows, new rows and cached keys of a sequence.
 struct Sequence {
@@ -33,10 +39,13 @@ struct Case {
     int absent;  // every n-th page or entry does not exist; 0: all do
     std::vector<Sequence> sequences;
     bool beside_decode = false;  // one of the thread blocks leaves its multiprocessor to decode
+    CodeType code = CodeType::none;
+    Scales scales = Scales::none;
 
     int head_dim_v() const { return head_dim - (HEAD_DIM - HEAD_DIM_V); }
     int heads() const { return kHeadsK * group; }
-    bool in_pairs() const { return prefill_has_pairs(PrefillKernel::config) && group % 2 == 0; }
+    bool copied() const { return code != CodeType::none || scales != Scales::none || page_size % 16 != 0; }
+    bool in_pairs() const { return !copied() && prefill_has_pairs(PrefillKernel::config) && group % 2 == 0; }
     int multiprocessors() const { return in_pairs() ? 4 : 3; }
 };
 
@@ -46,14 +55,25 @@ std::vector<Number> random(size_t count, float scale) {
     return random<Number>(count, scale, generator);
 }
 
+float value_of(uint8_t bits, CodeType code) {
+    if (code == CodeType::e4m3) return cpu::widen(cpu::e4m3{bits});
+    return code == CodeType::e5m2 ? cpu::widen(cpu::e5m2{bits}) : static_cast<float>(static_cast<int8_t>(bits));
+}
+// A finite code, for e4m3 and e5m2 of a number below 4.
+uint8_t random_code(CodeType code) {
+    const unsigned most = code == CodeType::e4m3 ? 0x48 : (code == CodeType::e5m2 ? 0x44 : 0x80);
+    return static_cast<uint8_t>((generator() % most) | (generator() % 2) << 7);
+}
+
 struct Problem {
     const Case& c;
     const int batch, rows_of_page, columns, pages;
     std::vector<int32_t> cu_q{0}, cu_new{0}, lengths, table, entries, sequence_order;
     int query_rows;
     std::vector<T> q, k, v, out;
-    std::vector<double> q64, k64, v64;
-    std::vector<float> lse, sink, long_sums;
+    std::vector<uint8_t> k_codes, v_codes;
+    std::vector<double> q64, k64, v64;  // of the cache: without scales
+    std::vector<float> lse, sink, long_sums, k_scales, v_scales;
     PrefillParams params{};
     PrefillPlan plan;
 
@@ -77,10 +97,26 @@ struct Problem {
         for (int b = 0; b < batch; ++b) entries.push_back(table[b]);
         k.assign(size_t(pages) * rows_of_page * kHeadsK * c.head_dim, T(NAN));
         v.assign(size_t(pages) * rows_of_page * kHeadsK * c.head_dim_v(), T(NAN));
+        if (has_codes()) k_codes.assign(k.size(), 0x7f), v_codes.assign(v.size(), 0x7f);  // NaN, of int8 127
+        const bool of_rows = c.scales == Scales::rows;
+        const int scales = of_rows ? pages * rows_of_page * kHeadsK : batch * kHeadsK;
+        for (int i = 0; i < scales; ++i) {
+            const float size = c.code == CodeType::int8 ? 0.03f : 1, more = of_rows ? i % 9 : i;
+            k_scales.push_back(of_rows ? NAN : size * (i == 1 ? -0.5f : (i == 2 ? 0 : 1 + 0.1f * more)));
+            v_scales.push_back(of_rows ? NAN : size * (i == 3 ? -1 : 1 + 0.2f * more));
+        }
         for (int b = 0; b < batch; ++b) fill_sequence(b);
         q64 = wide(q), k64 = wide(k), v64 = wide(v);
         fill_in();
     }
+    bool has_codes() const { return c.code != CodeType::none; }
+    // Which scale a key has.
+    size_t scale_of(int b, int j, int head) const {
+        if (c.scales == Scales::heads) return b * kHeadsK + head;
+        return (size_t(page_of(b, j)) * rows_of_page + j % rows_of_page) * kHeadsK + head;
+    }
+    double k_scale(int b, int j, int head) const { return c.scales == Scales::none ? 1 : k_scales[scale_of(b, j, head)]; }
+    double v_scale(int b, int j, int head) const { return c.scales == Scales::none ? 1 : v_scales[scale_of(b, j, head)]; }
     int length(int b) const { return c.sequences[b].cached + c.sequences[b].news; }
     int existing(int b) const { return std::min(length(b), c.capacity); }
     int shift(int b) const { return length(b) - c.sequences[b].rows; }
@@ -99,18 +135,33 @@ struct Problem {
         const int first_seen = std::max(0, shift(b) - c.left);
         for (int j = 0; j < existing(b); ++j)
             for (int h = 0; h < kHeadsK && has_page(b, j); ++h) {
-                const std::vector<T> key = random<T>(c.head_dim, c.size), value = random<T>(c.head_dim_v(), 1);
-                std::copy(key.begin(), key.end(), at(k, b, j, h, c.head_dim));
-                std::copy(value.begin(), value.end(), at(v, b, j, h, c.head_dim_v()));
+                fill_row(at(k, b, j, h, c.head_dim), k, k_codes, c.head_dim, c.size);
+                fill_row(at(v, b, j, h, c.head_dim_v()), v, v_codes, c.head_dim_v(), 1);
+                if (c.scales != Scales::rows) continue;
+                const float size = c.code == CodeType::int8 ? 0.03f : 1;
+                k_scales[scale_of(b, j, h)] = size * (j % 7 == 3 ? -0.5f : (j % 11 == 5 ? 0 : 1 + 0.1f * (j % 5)));
+                v_scales[scale_of(b, j, h)] = size * (j % 6 == 1 ? -1 : 0.5f + 0.2f * (j % 4));
             }
         for (int column = 0; c.page_size && (column + 1) * c.page_size <= first_seen; ++column)
             table[b * columns + column] = column % 2 ? 0 : INT32_MAX;
     }
 
+    void fill_row(T* row, const std::vector<T>& cache, std::vector<uint8_t>& codes, int dim, float size) {
+        const std::vector<T> numbers = random<T>(dim, size);
+        for (int i = 0; i < dim; ++i) {
+            row[i] = numbers[i];
+            if (!has_codes()) continue;
+            uint8_t& code = codes[row + i - cache.data()];
+            code = random_code(c.code);
+            row[i] = T(value_of(code, c.code));
+        }
+    }
+
     void fill_in() {
         const auto rows = [&](std::vector<T>& x, int dim) { return RowsParams{x.data(), 0, int64_t{c.heads()} * dim, dim}; };
-        const auto scattered = [&](std::vector<T>& x, int dim) {
-            return RowsParams{x.data(), int64_t{rows_of_page} * kHeadsK * dim, row_stride(dim), head_stride(dim)};
+        const auto scattered = [&](std::vector<T>& x, std::vector<uint8_t>& codes, int dim) {
+            void* const data = has_codes() ? static_cast<void*>(codes.data()) : x.data();
+            return RowsParams{data, int64_t{rows_of_page} * kHeadsK * dim, row_stride(dim), head_stride(dim)};
         };
         params.q = rows(q, c.head_dim), params.out = rows(out, c.head_dim_v());
         params.lse = {lse.data(), 0, 1, query_rows};
@@ -125,7 +176,15 @@ struct Problem {
         if (c.sink) params.sink = {sink.data(), 0, 1, true};
         params.fewest_rows = kFewestRows;
         CacheParams& cache = params.cache;
-        cache.k = scattered(k, c.head_dim), cache.v = scattered(v, c.head_dim_v());
+        cache.k = scattered(k, k_codes, c.head_dim), cache.v = scattered(v, v_codes, c.head_dim_v());
+        params.code = c.code;
+        const bool rows_scaled = c.scales == Scales::rows;
+        const int64_t of_sequence = rows_scaled ? 0 : kHeadsK, of_page = rows_scaled ? rows_of_page * kHeadsK : 0,
+                      of_row = rows_scaled ? kHeadsK : 0;
+        if (c.scales != Scales::none) {
+            params.k_scale = {k_scales.data(), of_sequence, of_page, of_row, 1, 0, 1, rows_scaled};
+            params.v_scale = {v_scales.data(), of_sequence, of_page, of_row, 1, 0, 1, rows_scaled};
+        }
         cache.seqlens = lengths.data(), cache.capacity = c.capacity, cache.pages = pages;
         if (c.page_size) {
             cache.table = table.data(), cache.table_batch = columns, cache.table_column = 1;
@@ -142,7 +201,10 @@ struct Problem {
         side.cu = cu_q.data();
         params.schedule = schedule_params(side, batch, c.heads(), plan.tile_q, 1e3, c.right < kUnboundedWindow);
         const int64_t units = blocks_of(params.schedule);
-        const auto resources = [&](ForwardStep step) { return resources_of_prefill<PrefillKernel>(int(step), 0); };
+        plan.instance.number = int(c.copied() ? ForwardInstance::copied : ForwardInstance::cache);
+        const auto resources = [&](ForwardStep step) {
+            return resources_of_prefill<PrefillKernel>(int(step), plan.instance.number);
+        };
         plan.order = launch_shape(1, resources(ForwardStep::order));
         plan.attention = launch_shape(std::min<int64_t>(units, c.multiprocessors()), resources(ForwardStep::attention));
         sequence_order.assign(sequence_order_bytes(units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last is a guard
@@ -168,7 +230,7 @@ struct Problem {
             const int64_t ahead = int64_t{j} - i - shift(b);
             if (ahead > c.right || -ahead > c.left || !has_page(b, j)) continue;
             const double* query = &q64[(size_t(row) * c.heads() + h) * c.head_dim];
-            s[j] = kScale * dot(query, at(k64, b, j, head_k, c.head_dim), c.head_dim);
+            s[j] = kScale * k_scale(b, j, head_k) * dot(query, at(k64, b, j, head_k, c.head_dim), c.head_dim);
             largest = std::max(largest, s[j]);
         }
         if (c.sink) sum = std::exp(sink[h] - largest);
@@ -176,7 +238,7 @@ struct Problem {
             if (s[j] == -INFINITY) continue;
             const double p = std::exp(s[j] - largest);
             sum += p;
-            add_scaled(o.data(), p, at(v64, b, j, head_k, dim), dim);
+            add_scaled(o.data(), p * v_scale(b, j, head_k), at(v64, b, j, head_k, dim), dim);
         }
         const double wanted = largest + std::log(sum);
         const float got = lse[size_t(h) * query_rows + row];
@@ -199,6 +261,16 @@ struct Problem {
     }
 };
 
+// Whether a cache of the values of the codes gives the same bits.
+bool values_give_the_same(Problem& p) {
+    const std::vector<T> out = p.out;
+    const std::vector<float> lse = p.lse;
+    p.params.code = CodeType::none, p.params.cache.k.data = p.k.data(), p.params.cache.v.data = p.v.data();
+    launch_prefill<PrefillKernel>(p.plan, p.params, nullptr);
+    return std::memcmp(out.data(), p.out.data(), out.size() * sizeof(T)) == 0 &&
+           std::memcmp(lse.data(), p.lse.data(), lse.size() * sizeof(float)) == 0;
+}
+
 bool check(const Case& c) {
     Problem p(c);
     emulation::machine.most_resident = c.in_pairs() ? 4 : 1;
@@ -214,18 +286,19 @@ bool check(const Case& c) {
             }
         }
     for (int row = p.cu_q.back(); row < p.query_rows; ++row) others &= p.is_untouched(row);
+    if (p.has_codes()) others &= values_give_the_same(p);
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
     const bool good = relative <= kRounding && worst_lse < 1e-4 && others;
     std::printf(
-        "%s page %d group %d capacity %d dim %d window %d %d size %g absent %d blocks %d: relative error %.2e, lse %.1e, others "
-        "%d\n",
-        good ? "ok" : "WRONG", c.page_size, c.group, c.capacity, c.head_dim, c.left, c.right, c.size, c.absent,
-        p.sequence_order[2], relative, worst_lse, others);
+        "%s page %d group %d capacity %d dim %d window %d %d size %g absent %d code %d scales %d blocks %d: relative error %.2e, "
+        "lse %.1e, others %d\n",
+        good ? "ok" : "WRONG", c.page_size, c.group, c.capacity, c.head_dim, c.left, c.right, c.size, c.absent, int(c.code),
+        int(c.scales), p.sequence_order[2], relative, worst_lse, others);
     return good;
 }
 
 int main(int, char** argv) {
-    emulation::set_disorder(std::atoi(argv[1]));
+    emulation::set_disorder(std::atoi(argv[2]));
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const std::vector<Sequence> mixed = {{1, 1, 200}, {130, 130, 70}, {0, 0, 50}, {63, 63, 100}, {64, 64, 0}, {257, 257, 33}};
     const Case cases[] = {
@@ -246,7 +319,28 @@ int main(int, char** argv) {
         {16, 4, 300, kDim, kAll, 0, 1, false, true, 0, {{130, 130, 70}, {257, 257, 33}, {64, 64, 0}}, true},
         {256, 2, 512, kDim, kAll, 0, 12, false, false, 0, {{300, 300, 200}}},  // overflow in one head of each pair
     };
+    constexpr CodeType e4m3 = CodeType::e4m3, e5m2 = CodeType::e5m2, int8 = CodeType::int8;
+    const Case copied[] = {
+        {1, 1, 300, kDim, kAll, 0, 1, false, false, 0, mixed},
+        {24, 2, 312, kDim - 8, kAll, 0, 1, true, true, 0, mixed},
+        {100, 1, 640, kDim, 90, 0, 1, true, true, 0, {{150, 150, 400}, {64, 64, 500}}},
+        {7, 2, 399, kDim, kAll, 0, 1, false, true, 3, {{150, 150, 230}, {100, 100, 99}}},                 // absent pages
+        {3, 1, 207, kDim, kAll, 0, 1, false, false, 0, {{100, 100, 150}, {70, 70, 207}, {80, 80, 500}}},  // what does not fit
+        {40, 1, 520, kDim, kAll, 0, 12, false, false, 0, {{300, 300, 200}}},                              // overflow
+        {16, 1, 320, kDim, kAll, 0, 1, false, false, 0, {{130, 130, 70}, {200, 200, 100}}, false, CodeType::none, Scales::heads},
+        {16, 2, 300, kDim, kAll, 0, 1, false, true, 0, mixed, true, e4m3, Scales::heads},
+        {0, 1, 300, kDim - 16, kAll, kAll, 1, true, false, 0, mixed, false, e4m3},
+        {5, 1, 640, kDim, 90, 0, 1, true, true, 4, {{150, 150, 400}, {64, 64, 500}}, false, e5m2},
+        {32, 3, 700, kDim, kAll, 0, 1, false, false, 0, {{330, 330, 340}, {1, 1, 600}, {200, 200, 0}}, true, int8, Scales::heads},
+        {1, 1, 130, kDim, kAll, 0, 1, false, false, 5, {{90, 90, 0}, {100, 0, 130}}, false, int8, Scales::rows},
+        {0, 2, 300, kDim, kAll, 0, 1, false, true, 0, mixed, false, CodeType::none, Scales::rows},
+        {24, 1, 312, kDim - 16, 100, 0, 1, true, false, 0, mixed, true, e4m3, Scales::rows},
+    };
     bool good = true;
-    for (const Case& c : cases) good &= check(c);
+    if (std::atoi(argv[1]) == 0) {
+        for (const Case& c : cases) good &= check(c);
+    } else if constexpr (has_copied_prefill(PrefillKernel::config)) {
+        for (const Case& c : copied) good &= check(c);
+    }
     return good ? 0 : 1;
 }

@@ -26,6 +26,12 @@ inline float4 load_shared_16(uint32_t address) {
     std::memcpy(&x, shared_pointer(address), 16);
     return x;
 }
+inline uint4 load_shared_words(uint32_t address) {
+    uint4 x;
+    std::memcpy(&x, shared_pointer(address), 16);
+    return x;
+}
+inline void store_shared_words(uint32_t address, const uint4& x) { std::memcpy(shared_pointer(address), &x, 16); }
 inline uint32_t load_shared(uint32_t address) {
     uint32_t x;
     std::memcpy(&x, shared_pointer(address), 4);
