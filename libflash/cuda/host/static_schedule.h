@@ -16,6 +16,7 @@ struct QueryTileTimes {
     int64_t tile_q, tile_k, of_key_tile = 100;
 
     int64_t tiles() const { return ceil_div(rows, tile_q); }
+    bool in_window() const { return mask.left < MaskRule::kUnbounded; }
     int64_t of(int64_t tile) const {
         constexpr int64_t kWorkTileTime = 150;  // between two work tiles
         const int64_t last_row = std::min(rows, (tile + 1) * tile_q) - 1;
@@ -39,6 +40,7 @@ public:
         tail_round = heads_of_round > 0 ? heads_of_round * tiles_ : blocks;
         tail_rounds = ceil_div(std::max<int64_t>(0, tail_tiles - tail_begin), tail_round);
         of_pair_ = times_->of(0) + times_->of(tiles_ - 1);
+        if (times_->in_window() && pairs > 0) set_times_in_window();
     }
 
     int64_t heads, tail_head, blocks, pairs, pair_rounds, tail_tiles, tail_group, tail_begin = 0, tail_round, tail_rounds;
@@ -58,9 +60,19 @@ public:
     int64_t tiles() const { return tiles_; }  // of a head
 
 private:
+    // In a window pairs take different times, which the rotation of the rounds spreads over the thread blocks: a round takes the
+    // mean time, and the last one that of the longest pair.
+    void set_times_in_window() {
+        int64_t all = 0, longest = 0;
+        for (int64_t tile = 0; tile < tiles_; ++tile) {
+            all += times_->of(tile);
+            longest = std::max(longest, times_->of(tile) + (2 * tile + 1 == tiles_ ? 0 : times_->of(tiles_ - 1 - tile)));
+        }
+        of_pair_ = ceil_div(all, ceil_div(tiles_, 2)), over_mean_ = longest - of_pair_;
+    }
     // The time of the thread blocks at a place in the round.
     int64_t time_at(int64_t place) const {
-        int64_t time = of_complete_rounds(pair_rounds - (rest_ > 0));
+        int64_t time = over_mean_ + of_complete_rounds(pair_rounds - (rest_ > 0));
         if (place < rest_) time += of_pair_;
         if (place >= rest_ && place - rest_ < tail_begin) time += of_tail(place - rest_);
         if (alike_ > 0) time += alike_ * (of_round(0, place) + of_round(1, place));
@@ -69,7 +81,7 @@ private:
     }
     // With an odd number of tiles one tile of each head is alone. The rounds are rotated, so every thread block has some of them.
     int64_t of_complete_rounds(int64_t rounds) const {
-        if (rounds == 0 || tiles_ % 2 == 0) return rounds * of_pair_;
+        if (rounds == 0 || tiles_ % 2 == 0 || times_->in_window()) return rounds * of_pair_;
         return rounds * of_pair_ - (rounds - 1) * (of_pair_ - times_->of(tiles_ / 2)) / ceil_div(tiles_, 2);
     }
     // Of tile `number` of the tail; 0 beyond its end.
@@ -88,7 +100,7 @@ private:
     const QueryTileTimes* times_;
     int64_t tiles_, alike_;  // alike: complete rounds of heads, two by two
     int64_t rest_;           // pairs of the last round, if it is incomplete
-    int64_t of_pair_;
+    int64_t of_pair_, over_mean_ = 0;
 };
 
 inline QueryTileTimes query_tile_times(const AttentionProblem& problem, int64_t tile_q, int64_t tile_k) {
@@ -149,14 +161,25 @@ inline StaticScheduleChoice best_static_schedule(int64_t heads, const QueryTileT
     return best;
 }
 
+// The best choice in a window: pairs, or all tiles in one order. The first tiles of a head see fewer keys than the window has, and
+// a pair may be as long as two of the longest tiles. Rows that are computed at the same time have nearly the same keys.
+inline StaticScheduleChoice best_schedule_in_window(int64_t heads, const QueryTileTimes& times, int64_t most_blocks) {
+    constexpr int64_t kManyRounds = 32;  // then all choices take nearly the same time
+    const int64_t tiles = heads * times.tiles();
+    const StaticScheduleChoice pairs{times, heads, heads, std::min(heads * ceil_div(times.tiles(), 2), most_blocks)};
+    if (times.tiles() == 1 || tiles > kManyRounds * most_blocks) return pairs;
+    const StaticScheduleChoice alone{times, heads, 0, std::min(tiles, most_blocks)};
+    return alone.time() < pairs.time() ? alone : pairs;
+}
+
 // The same with the best choice for at most `most_blocks` thread blocks.
 inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const AttentionProblem& problem, const QueryTileTimes& times,
                                         int64_t most_blocks) {
     const int64_t units = blocks_of(schedule), heads = schedule.heads;
     if (!schedule.paired) return set_static_rounds(schedule, times, std::min(units, most_blocks));
-    // In a window, or where rows see no key, pairs do not all take the time that is assumed here.
-    if (problem.mask_rule.left < MaskRule::kUnbounded || times.keys < times.rows)
+    if (times.keys < times.rows)  // rows see no key, and pairs do not all take the time that is assumed here
         return set_static_schedule(schedule, StaticScheduleChoice{times, heads, heads, std::min(units, most_blocks)});
+    if (times.in_window()) return set_static_schedule(schedule, best_schedule_in_window(heads, times, most_blocks));
     return set_static_schedule(schedule, best_static_schedule(heads, times, most_blocks, key_bytes(problem)));
 }
 
