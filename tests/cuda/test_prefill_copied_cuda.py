@@ -28,8 +28,8 @@ CODES = ("e4m3", "e5m2", "int8")
 Tensors = dict[str, torch.Tensor]
 
 
-def scales_of(form: str, kernel: dict, code: str, seed: int) -> torch.Tensor:
-    shape = {"one": (1,), "heads": (HEADS_K,), "sequences": (len(ROWS), HEADS_K)}[form]
+def scales_of(form: str, kernel: dict, code: str, cache: torch.Tensor, seed: int) -> torch.Tensor:
+    shape = {"one": (1,), "heads": (HEADS_K,), "sequences": (len(ROWS), HEADS_K), "rows": cache.shape[:3]}[form]
     x = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) + 0.5
     return (x / 40 if code == "int8" else x).to(device_of(kernel))
 
@@ -102,6 +102,9 @@ FORMS = [
     ("e5m2", 48, "heads", {"causal": True}),
     ("int8", 16, "sequences", {"causal": True}),
     ("int8", 8, "heads", {"causal": True, "window_size": (64, 0)}),
+    ("int8", 16, "rows", {"causal": True}),
+    ("e4m3", 1, "rows", {"causal": True, "window_size": (300, 0)}),
+    ("e5m2", 0, "rows", {"causal": False}),
 ]
 
 
@@ -111,15 +114,19 @@ FORMS = [
 def test_against_the_cpu(kernel: dict, code: str, page: int, form: str, more: dict, narrower: int) -> None:
     """With an append. A call without it over the codes, and one over their values, then have the same bits."""
     arrays, options = step(kernel, page, code, narrower)
-    options |= more | {name: scales_of(form, kernel, code, i) for i, name in enumerate(("k_scale", "v_scale")) if form}
+    for i, x in enumerate("kv" if form else ""):
+        options[f"{x}_scale"] = scales_of(form, kernel, code, arrays[f"{x}_cache"], i)
+    options |= more
     if page == 16:
         options["learnable_sink"] = torch.linspace(-1, 1, HEADS_Q).to(arrays["q"].device)
-    assert is_copied(kernel, arrays, **options)
+    assert is_copied(kernel, arrays, **options) or (form, kernel["dtype"]) == ("rows", "f16")
     own, given = on_cpu(arrays), on_cpu(options)
     got, wanted = run(arrays, **options), run(own, **given)
     check_against_cpu(kernel, got, wanted)
     for name in ("k_cache", "v_cache"):
         assert same_bits(arrays[name].cpu(), own[name])
+    for name in ("k_scale", "v_scale") if form else ():
+        assert same_bits(options[name].cpu(), given[name])
     del options["k"], options["v"]
     options["cache_seqlens"] += options["cu_seqlens_q"].diff()
     assert all(map(same_bits, run(arrays, **options), got))
@@ -222,13 +229,13 @@ def test_replays_with_other_lengths(kernel: dict, code: str, page: int) -> None:
 
 
 @every_kernel
-@pytest.mark.parametrize("form", ["rows", "groups"])
-def test_scales_of_rows_run_on_the_decode_kernels(kernel: dict, form: str) -> None:
+def test_scales_of_groups_run_on_the_decode_kernels(kernel: dict) -> None:
     arrays, options = step(kernel, 16, "e4m3")
     del options["k"], options["v"]
-    shape = (*arrays["k_cache"].shape[:3], *([kernel["head_dim"] // 16] if form == "groups" else []))
-    options |= {name: torch.full(shape, 0.5, device=arrays["q"].device) for name in ("k_scale", "v_scale")}
-    assert device_of(kernel) == "cpu" or not is_copied(kernel, arrays, causal=True, **options)
-    half = dict.fromkeys(("k_scale", "v_scale"), torch.full((1,), 0.5, device=arrays["q"].device))
-    got, wanted = (run(arrays, causal=True, **x) for x in (options, options | half))
-    check_against_cpu(kernel, got, wanted)
+    for form in (arrays["k_cache"].shape[:3], (*arrays["k_cache"].shape[:3], kernel["head_dim"] // 16)):
+        options |= {name: torch.full(form, 0.5, device=arrays["q"].device) for name in ("k_scale", "v_scale")}
+        of_rows = len(form) == 3 and kernel["dtype"] == "bf16"
+        assert is_copied(kernel, arrays, causal=True, **options) == of_rows or device_of(kernel) == "cpu"
+        half = dict.fromkeys(("k_scale", "v_scale"), torch.full((1,), 0.5, device=arrays["q"].device))
+        got, wanted = (run(arrays, causal=True, **x) for x in (options, options | half))
+        check_against_cpu(kernel, got, wanted)
