@@ -93,15 +93,35 @@ def test_prefix_sums(kernel: dict, which: str, split: dict) -> None:
 
 
 @every_kernel
-def test_prefix_sums_that_descend(kernel: dict) -> None:
-    """Without splits the entries of other sequences do not matter, even where they are inside the rows of a sequence."""
-    before, q = caches(kernel), normal(kernel, 8, HEADS_Q, DIM, seed=3)
-    starts, clamped = (0, 3, 8, 5, -2, -7), (0, 3, 8, 8, 8, 8)
-    given, right = unchecked(kernel, starts, clamped), ints(kernel, *clamped)
-    got, wanted = (run(kernel, q, before, cu_seqlens_q=x, num_splits=1) for x in (given, right))
-    check_same(got, wanted)
-    assert got[0].isfinite().all()
-    assert not any(changed_rows(x, y) for x, y in zip(got[2:], before, strict=True))
+@pytest.mark.parametrize("split", [{}, {"num_splits": 1}, {"num_splits": 3}], ids=str)
+@pytest.mark.parametrize("which", ["queries", "both", "new rows"])
+@pytest.mark.parametrize(
+    ("starts", "in_order", "turn"),
+    # Entries of empty sequences inside the rows of another one; the rows of the first sequence behind those of the fourth.
+    [((0, 3, 8, 5, -2, -7), (0, 3, 8, 8, 8, 8), 0), ((4, 8, 2, 0, 3, -7), (0, 4, 4, 4, 7, 7), 4)],
+    ids=["inside", "behind"],
+)
+def test_prefix_sums_that_descend(
+    kernel: dict, starts: tuple[int, ...], in_order: tuple[int, ...], turn: int, which: str, split: dict
+) -> None:
+    """Each sequence has its rows, wherever they are among those of the others, with the same bits as in order."""
+    before, turned = caches(kernel), 0 if device_of(kernel) == "cpu" else turn
+    q, k, v = (normal(kernel, 8, heads, DIM, seed=seed) for heads, seed in ((HEADS_Q, 3), (HEADS_K, 4), (HEADS_K, 5)))
+    of_queries = 0 if which == "new rows" else 1
+    results = []
+    for sums, turns in ((unchecked(kernel, starts, in_order), turn - turned), (ints(kernel, *in_order), turn)):
+        given: Options = {"cu_seqlens_q": sums if of_queries else ints(kernel, *ASCENDING)}
+        if which != "queries":
+            given |= {"k": k.roll(turns, 0), "v": v.roll(turns, 0), **angles(kernel, CAPACITY)}
+        if which == "new rows":
+            given["cu_seqlens_new"] = sums
+        results.append(run(kernel, q.roll(turns * of_queries, 0), before, **given, **split))
+    (out, lse, *after), wanted = results
+    check_same([out.roll(turned * of_queries, 0), lse.roll(turned * of_queries, -1), *after], wanted)
+    assert wanted[0].isfinite().all(-1).all(-1).sum() == (in_order if of_queries else ASCENDING)[-1]
+    places = {(b, n + i) for b, n in enumerate(LENGTHS) for i in range(in_order[b + 1] - in_order[b]) if which != "queries"}
+    for x, y in zip(after, before, strict=True):
+        assert changed_rows(x, y) == places
 
 
 @every_kernel

@@ -34,10 +34,25 @@ RAGGED_CASES_WITH_PREFILL = (
     *((2, 0, 2, 1, 0, -1, 0, 0, 3, 1, 1, 2, 30), (0, 1, 1, 0, 0, 25, 0, 0, 2, 1, 0, 3, 4)),
     *((0, 1, 0, 0, 0, -1, 0, 100, 0, 1, 0, 0, 96), (40, 1, 0, 0, 0, 20, 0, 0, 0, 1, 1, 0, 2)),
 )
+# Rows of any lengths whose prefix sums descend.
+RAGGED_CASES_DESCENDING = (
+    *((2, 0, 1, 1, 2, -1, 0, 0, 0, 1, 0, 0, 0), (3, 1, 1, 0, 0, -1, 1, 0, 130, 1, 1, 2, 0)),
+    *((2, 0, 0, 0, 0, 20, 0, 0, 3, 0, 1, 1, 0), (1, 1, 1, 0, 0, -1, 0, 0, 31, 1, 0, 0, 0)),
+    *((9, 0, 1, 0, 0, -1, 1, 0, 0, 1, 0, 0, 0),),
+)
+RAGGED_CASES_DESCENDING_WITH_PREFILL = ((3, 1, 1, 0, 0, -1, 0, 0, 0, 1, 1, 1, 9),)
+
+
+def ascending(cases: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple((*case, 0) for case in cases)
+
+
+def descending(cases: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple((*case, 1) for case in cases)
 
 
 def with_no_prefill(cases: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple((*case, 0) for case in cases)
+    return ascending(tuple((*case, 0) for case in cases))
 
 
 def decode_ragged(dtype: str, head_dim: int, tile: str) -> Program:
@@ -62,7 +77,10 @@ def ragged_rows_sm90(dtype: str, head_dim: int, tile: str, stages: int, group: i
 RAGGED_RUNS = [
     *runs(
         {f"ragged-{name}": decode_ragged(*sizes) for name, sizes in DECODE_KERNELS.items()},
-        lambda name: with_no_prefill(RAGGED_CASES if name == "ragged-bf16-64" else RAGGED_CASES[1::2]),
+        lambda name: (
+            *with_no_prefill(RAGGED_CASES if name == "ragged-bf16-64" else RAGGED_CASES[1::2]),
+            *descending(RAGGED_CASES_DESCENDING if name == "ragged-bf16-64" else RAGGED_CASES_DESCENDING[:1]),
+        ),
     ),
     *runs(
         {f"ragged-{name}": decode_ragged(*WIDE_DECODE_KERNELS[name]) for name in ("bf16-512", "f32-512")},
@@ -70,14 +88,18 @@ RAGGED_RUNS = [
     ),
     *runs(
         {f"prefill-{name}": decode_with_prefill(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()},
-        lambda name: RAGGED_CASES_WITH_PREFILL,
+        lambda _: (*ascending(RAGGED_CASES_WITH_PREFILL), *descending(RAGGED_CASES_DESCENDING_WITH_PREFILL)),
     ),
 ]
 # Rows of a key head that take tiles of 64 rows and, with larger groups, of 128; and fewer channels than those of the kernel.
 RAGGED_SM90_RUNS = [
     *runs(
         {"ragged-bf16-64": ragged_rows_sm90(*DECODE_ROWS_KERNELS_SM90["bf16-64"], 3, 40)},
-        lambda _: (*with_no_prefill(RAGGED_CASES_OF_MANY_ROWS), *RAGGED_CASES_WITH_PREFILL[::2]),
+        lambda _: (
+            *with_no_prefill(RAGGED_CASES_OF_MANY_ROWS),
+            *ascending(RAGGED_CASES_WITH_PREFILL[::2]),
+            *descending(RAGGED_CASES_DESCENDING[1:]),
+        ),
     ),
     *runs(
         {"ragged-f16-128": ragged_rows_sm90(*DECODE_ROWS_KERNELS_SM90["f16-128"], 10, 128)},

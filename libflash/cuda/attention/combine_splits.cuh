@@ -228,7 +228,7 @@ struct CombinedRows {
 
     // Whether the first row is one of a sequence. Packed rows of no sequence are not written. The lanes of a warp have one row.
     __device__ __forceinline__ bool is_of_sequence(const DecodeParams& p) const {
-        return !p.ragged.queries.cu || RaggedRow::of_warp(p.ragged.queries, p.batch, first).batch >= 0;
+        return !p.ragged.queries.cu || RaggedRow::exists(p.ragged.queries, p.batch, first);
     }
 };
 

@@ -8,6 +8,7 @@
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/prefix_sum.cuh"
 #include "cuda/attention/schedule.cuh"
+#include "cuda/ptx/active_lanes.cuh"
 
 namespace libflash::cuda {
 
@@ -24,7 +25,9 @@ struct RaggedSequence {
     }
 };
 
-// A row, counted over all sequences: its sequence (negative if it belongs to none) and its number in the sequence.
+// A row, counted over all sequences: its sequence (negative if it belongs to none) and its number in the sequence. Bisection
+// finds the sequence if the prefix sums ascend. If it finds none and the row is no padding, they do not ascend, and all sequences
+// are tried.
 struct RaggedRow {
     int32_t batch, row;
 
@@ -35,17 +38,22 @@ struct RaggedRow {
             const int middle = low + (high - low) / 2;
             (lengths.cu[middle] <= of_all ? low : high) = middle;
         }
-        return in_sequence(lengths, low, of_all);
+        const RaggedRow found = in_sequence(lengths, low, of_all);
+        if (found.batch >= 0 || is_padding(lengths, batch_count, of_all)) return found;
+        return try_all(lengths, batch_count, of_all, 0, 1);
     }
-    // The same for packed rows, where all lanes of the warp ask for the same row: each lane looks at another sequence.
-    static __device__ __forceinline__ RaggedRow of_warp(const LengthsParams& lengths, int batch_count, int of_all) {
+    // Whether a packed row belongs to a sequence. All lanes of the warp ask for the same row: each looks at another sequence.
+    static __device__ __forceinline__ bool exists(const LengthsParams& lengths, int batch_count, int of_all) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
         int low = 0, high = batch_count;
         while (low + 1 < high) {
-            const int step = (high - low + 31) / 32, probe = min(low + step * static_cast<int>(threadIdx.x % 32), high);
+            const int step = (high - low + 31) / 32, probe = min(low + step * lane, high);
             const unsigned begun = __ballot_sync(0xffffffffu, probe < high && lengths.cu[probe] <= of_all);
             low += step * max(0, __popc(begun) - 1), high = min(high, low + step);
         }
-        return in_sequence(lengths, low, of_all);
+        if (in_sequence(lengths, low, of_all).batch >= 0) return true;
+        if (is_padding(lengths, batch_count, of_all)) return false;
+        return __any_sync(0xffffffffu, try_all(lengths, batch_count, of_all, lane, 32).batch >= 0);
     }
 
 private:
@@ -53,6 +61,24 @@ private:
         const SequenceRows rows = SequenceRows::of(lengths, batch);
         const int row = of_all - rows.start;
         return {row >= 0 && row < rows.owned ? batch : -1, row};
+    }
+    // Whether the row is past all prefix sums. In a CUDA graph many rows may be: the lanes share the loads.
+    static __device__ __forceinline__ bool is_padding(const LengthsParams& lengths, int batch_count, int of_all) {
+        const ActiveLanes lanes = ActiveLanes::now();
+        int last = 0;
+#pragma unroll 4
+        for (int i = lanes.rank(); i <= batch_count; i += lanes.count()) last = max(last, lengths.cu[i]);
+        return of_all >= lanes.max(last);
+    }
+    // Looks at sequences first, first + step, ...
+    static __device__ __forceinline__ RaggedRow try_all(const LengthsParams& lengths, int batch_count, int of_all, int first,
+                                                        int step) {
+#pragma unroll 1
+        for (int batch = first; batch < batch_count; batch += step) {
+            const RaggedRow own = in_sequence(lengths, batch, of_all);
+            if (own.batch >= 0) return own;
+        }
+        return {-1, 0};
     }
 };
 

@@ -5,8 +5,8 @@
 // trees (0: none, 1: for all sequences, 2: for some of them); 6 the window on the left (-1: none); 7 whether there are softcap,
 // ALiBi and sinks; 8 the query rows of each sequence (0: packed rows); 9 sequences without rows before the others; 10 whether
 // the mask is causal; 11 whether copies complete late; 12 the disorder of the warps; 13 the prefill kernel of sm90 computes
-// sequences with at least so many query rows (0: none). With DECODE_SM90 the kernel is that of sm90 for many rows; GROUP: the
-// query heads of a key head.
+// sequences with at least so many query rows (0: none); 14 whether prefix sums descend (only if 3 is not 2). With DECODE_SM90 the
+// kernel is that of sm90 for many rows; GROUP: the query heads of a key head.
 // Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
@@ -49,7 +49,8 @@ std::vector<T> random(size_t count) {
 double wide(T x) { return to_float(x); }
 
 struct Case {
-    int splits, paged, append, positions, tree, window, score_options, dense, padding, causal, late, disorder, fewest_rows;
+    int splits, paged, append, positions, tree, window, score_options, dense, padding, causal, late, disorder, fewest_rows,
+        descending;
 };
 
 struct Problem {
@@ -57,7 +58,7 @@ struct Problem {
     const int batch;
     std::vector<int> rows, news, cached;
     std::vector<int32_t> cu_q{0}, cu_new{0}, cu_tree{0}, lengths, position, bits, table, entries;
-    int query_rows, words;
+    int query_rows, rows_end = 0, news_end = 0, words;  // ends: of the rows of all sequences
     std::vector<T> q, new_k, new_v, k, v, out, dense_k, dense_v;
     std::vector<float> lse, cos, sin, slopes, sinks;
 
@@ -71,11 +72,13 @@ struct Problem {
             cu_q.push_back(cu_q[b] + rows[b]);
             cu_new.push_back(cu_new[b] + news[b]);
         }
-        query_rows = cu_q[batch] + (c.dense ? 0 : kUnused);
+        rows_end = cu_q[batch], news_end = cu_new[batch];
+        query_rows = rows_end + (c.dense ? 0 : kUnused);
+        if (c.descending) descend(cu_q), descend(cu_new);
         make_positions();
         make_tree();
         q = random(size_t(query_rows) * kHeads * kDim);
-        new_k = random(size_t(cu_new[batch] + 1) * kHeadsK * kDim), new_v = random(new_k.size());
+        new_k = random(size_t(news_end + 1) * kHeadsK * kDim), new_v = random(new_k.size());
         out.assign(q.size(), from_float(kUntouched, T())), lse.assign(size_t(query_rows) * kHeads, kUntouched);
         dense_k = random(size_t(batch) * kCapacity * kHeadsK * kDim), dense_v = random(dense_k.size());
         k.assign(size_t(batch * kColumns + 2) * kPage * kHeadsK * kDim, from_float(NAN, T())), v = k;
@@ -92,15 +95,23 @@ struct Problem {
         for (int b = 0; b < batch; ++b) append_exactly(b);
     }
 
+    // Puts the rows of the sequences up to the first empty one behind those of the others. The last sequence, which is empty,
+    // ends before the tensor.
+    void descend(std::vector<int32_t>& cu) const {
+        const int empty = c.padding + 2, before = cu[empty], after = cu[batch] - before;
+        for (int b = 0; b <= batch; ++b) cu[b] += b <= empty ? after : -before;
+        cu[batch] = -5;
+    }
+
     int shift(int b) const { return cached[b] + news[b] - rows[b]; }
     int existing(int b) const { return std::min(cached[b] + news[b], kCapacity); }
     bool has_bits(int b) const { return c.tree == 1 || (c.tree == 2 && (b - c.padding) % 4 == 1); }
 
     // Positions like those of the nodes of a tree: several rows have the same position, and positions are not in order.
     void make_positions() {
+        position.assign(query_rows, -1);
         for (int b = 0; b < batch; ++b)
-            for (int i = 0; i < rows[b]; ++i) position.push_back(std::max(0, shift(b) + i + 4 - i * 3 % 7));
-        position.resize(query_rows, -1);
+            for (int i = 0; i < rows[b]; ++i) position[cu_q[b] + i] = std::max(0, shift(b) + i + 4 - i * 3 % 7);
     }
     void make_tree() {
         words = 2;
@@ -171,7 +182,7 @@ struct Problem {
         p.cache.v = p.cache.k, p.cache.v.data = v.data();
         p.cache_seqlens = lengths.data();
         if (c.append) {
-            p.seqlen_new = p.new_rows.capacity = cu_new[batch];
+            p.seqlen_new = p.new_rows.capacity = news_end;
             p.new_rows.cu = cu_new.data();
             p.k_new = view(new_k.data(), dtype, {p.seqlen_new, kHeadsK, kDim});
             p.v_new = p.k_new, p.v_new.data = new_v.data();
@@ -260,9 +271,9 @@ struct Problem {
     // Elements of rows of no sequence that were written.
     int touched() const {
         int count = 0;
-        for (size_t i = size_t(cu_q[batch]) * kHeads * kDim; i < out.size(); ++i) count += wide(out[i]) != kUntouched;
+        for (size_t i = size_t(rows_end) * kHeads * kDim; i < out.size(); ++i) count += wide(out[i]) != kUntouched;
         for (int h = 0; h < kHeads && !c.dense; ++h)
-            for (int i = cu_q[batch]; i < query_rows; ++i) count += lse[size_t(h) * query_rows + i] != kUntouched;
+            for (int i = rows_end; i < query_rows; ++i) count += lse[size_t(h) * query_rows + i] != kUntouched;
         return count;
     }
 };
@@ -286,7 +297,7 @@ DecodePrefill prefill_of([[maybe_unused]] const Case& c, [[maybe_unused]] const 
 int main(int, char** argv) {
     Case c;
     int* const fields = &c.splits;
-    for (int i = 0; i < 13; ++i) fields[i] = std::atoi(argv[i + 1]);
+    for (int i = 0; i < 14; ++i) fields[i] = std::atoi(argv[i + 1]);
     Problem p(c);
     const DecodeProblem problem = p.problem();
     const cuda::Kernel kernel = decode_kernel<DecodeKernel>();
