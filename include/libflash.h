@@ -451,12 +451,12 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * appends must not hold another key that a sequence of the call reads or appends, also of its own: a page that comes twice in its
  * table may be reused only where no row sees its old keys. The CPU refuses it (INVALID).
  *
- * Bad contents. On the CPU a length or page number that is out of range is refused (INVALID). On CUDA the host does not read the
- * lengths and tables: a page whose number is out of range counts as absent; cache_seqlens is clamped to 0 .. capacity; a position
- * past the end of the rotary tables uses their last row; nothing is written outside the cache. Entries of cu_seqlens_q and the
- * other prefix sums are clamped to the rows of their tensor, and a sequence whose end is before its begin is empty; where
- * sequences overlap, results are undefined. q_positions are clamped to 0 .. 2^29 - 1; bits that tree_mask does not have count as
- * 0.
+ * Bad contents. On the CPU a length or page number that is out of range is refused (INVALID), also cache_leftpad[b] above
+ * cache_seqlens[b]. On CUDA the host does not read the lengths and tables: a page whose number is out of range counts as absent;
+ * cache_seqlens is clamped to 0 .. capacity and cache_leftpad to 0 .. Lk; a position past the end of the rotary tables uses their
+ * last row; nothing is written outside the cache. Entries of cu_seqlens_q and the other prefix sums are clamped to the rows of
+ * their tensor, and a sequence whose end is before its begin is empty; where sequences overlap, results are undefined.
+ * q_positions are clamped to 0 .. 2^29 - 1; bits that tree_mask does not have count as 0.
  *
  * Full cache. On CUDA, new row i of sequence b does not fit if cache_seqlens[b] + i >= capacity. It is then not written and no
  * query sees it, but Lk, and so the positions of the queries, still count it. The valid keys of this and all other sequences do
@@ -470,11 +470,12 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * the type of q. The cache holds keys after rotation.
  *
  * Types of the caches. The type of q, or, unless that is FLOAT64 (CUDA: or FLOAT32), one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2,
- * INT8. k_cache and v_cache have the same. Elements of 8 bits are codes. A cache of codes gives bit for bit what a cache of q's
- * type with the values of the codes gives with the same scales. Except on Hopper GPUs: there a call over a cache of q's type
- * without scales and FLASH_FLAG_INVARIANT_ROWS may compute 17 or more query rows of a key head by another kernel and, without
- * num_splits and split_size, sequences of at least 64 query rows (96 if the larger of D and Dv is 65 to 96) by one for long
- * chunks, beside which the keys of the others are split in another way. So the bits may differ. explain names these kernels.
+ * INT8. k_cache and v_cache have the same. q of 8 bits is UNSUPPORTED. Elements of 8 bits are codes. A cache of codes gives bit
+ * for bit what a cache of q's type with the values of the codes gives with the same scales. Except on Hopper GPUs: there a call
+ * over a cache of q's type without scales and FLASH_FLAG_INVARIANT_ROWS may compute 17 or more query rows of a key head by
+ * another kernel and, without num_splits and split_size, sequences of at least 64 query rows (96 if the larger of D and Dv is 65
+ * to 96) by one for long chunks, beside which the keys of the others are split in another way. So the bits may differ. explain
+ * names these kernels.
  *
  * Scales. A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
  * strides. Without a scale the value is the element; INT8 needs both scales. By the number of dimensions:
@@ -501,13 +502,13 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * times the capacity, and split_size makes it smaller.
  *
  * Views and parts, as in multi-head latent attention. v_cache may be a view of the first Dv channels of k_cache: the same
- * address, strides and type. An append then has no v_new, and the scales of k_cache hold for v_cache too, unless v_scale is
- * given. Without v_scale Dv is a multiple of the channels that share a scale of k_cache; an append that computes k_scale requires
- * that v_scale is NULL. With k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows,
- * Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr), packed
- * (total_new, Hk, Dr), is appended to it as it is: rotary_cos is then refused (UNSUPPORTED). All tensors of a cache may be views
- * of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a multiple of 16, and beside codes there are at most 144
- * channels in k_rope_cache (else UNSUPPORTED). */
+ * address, strides and type; with these, Dv above D is refused (INVALID). An append then has no v_new, and the scales of k_cache
+ * hold for v_cache too, unless v_scale is given. Without v_scale Dv is a multiple of the channels that share a scale of k_cache;
+ * an append that computes k_scale requires that v_scale is NULL. With k_rope_cache, k_cache has only the first channels of the
+ * keys; k_rope_cache (entries or pages, rows, Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and
+ * k_rope_new (B, S_new, Hk, Dr), packed (total_new, Hk, Dr), is appended to it as it is: rotary_cos is then refused
+ * (UNSUPPORTED). All tensors of a cache may be views of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a
+ * multiple of 16, and beside codes there are at most 144 channels in k_rope_cache (else UNSUPPORTED). */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS */
@@ -523,8 +524,9 @@ typedef struct flash_decode_options_t {
     const flash_tensor_t *cache_seqlens;   /* INT32 (B): number of valid keys before this call */
     const flash_tensor_t *block_table;     /* INT32 (B, columns) */
     const flash_tensor_t *cache_batch_idx; /* INT32 (B); not together with block_table */
-    const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first cache_leftpad[b] keys do not exist; pages that hold */
-                                           /*   no other keys are not read, and their entries may have any value */
+    const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first cache_leftpad[b] keys do not exist, at most */
+                                           /*   cache_seqlens[b] (see bad contents); pages that hold no other keys are not */
+                                           /*   read, and their entries may have any value */
     const flash_tensor_t *k_new;           /* (B, S_new, Hk, D), or packed (total_new, Hk, D) */
     const flash_tensor_t *v_new;           /* (B, S_new, Hk, Dv), or packed (total_new, Hk, Dv) */
     const flash_tensor_t *rotary_cos;      /* (positions, r / 2), contiguous rows; FLOAT32 or the type of q */
@@ -645,7 +647,7 @@ FLASH_API flash_status_t flash_block_mask_compress(const flash_tensor_t *block_m
  * no tensor data and needs no outputs: out, dq, dk and dv have the types of q, k and v (with FLASH_FLAG_ADD gradients are
  * FLOAT32). Writes at most `capacity` bytes to `text`, including the final 0; `text` may be NULL if `capacity` is 0. If `needed`
  * is not NULL, it gets the number of bytes of the whole text, including the final 0. An unsupported call is explained too (status
- * OK); an invalid one is refused like the call itself. */
+ * OK); an invalid one is refused like the call itself, and so is decode with q of 8 bits. */
 FLASH_API flash_status_t flash_attention_forward_explain(const flash_tensor_t *q, const flash_tensor_t *k,
                                                          const flash_tensor_t *v, const flash_attention_options_t *options,
                                                          char *text, size_t capacity, size_t *needed);

@@ -322,7 +322,7 @@ def test_bytes_with_cache_dtype(code: str) -> None:
 
 def test_codes_are_for_caches_alone() -> None:
     x = problem(BFLOAT16, "e4m3")
-    with pytest.raises(libflash.InvalidError, match=r"q: dtype must be float16.*it is float8_e4m3fn"):
+    with pytest.raises(libflash.UnsupportedError, match=r"q: 8 bits are for caches only; .*it is float8_e4m3fn"):
         libflash.decode(x.k_cache[:, :1], x.k_cache, x.v_cache)
     with pytest.raises(libflash.InvalidError, match=r"q: dtype must be float16.*it is float8_e4m3fn"):
         libflash.attention(x.k_cache, x.k_cache, x.v_cache)

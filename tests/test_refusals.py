@@ -146,6 +146,10 @@ INVALID = {
         lambda a: libflash.decode(*a, k=a[1][:, :1].copy()),
         r"k and v must be given together",
     ),
+    "values of more channels than keys": (
+        lambda a: libflash.decode(a[0][..., :5].copy(), a[1][..., :5], a[1]),
+        r"v_cache: as a view of k_cache must have at most the channels of the keys \(8 of 5\)",
+    ),
     "five dimensions": (lambda a: libflash.attention(a[0][None], *a[1:]), r"q has 5 dimensions; at most 4"),
     "integers": (lambda a: libflash.attention(a[0].astype("i8"), *a[1:]), r"q has dtype int64"),
     "complex": (lambda a: libflash.attention(a[0].astype("c8"), *a[1:]), r"q has dtype complex64"),

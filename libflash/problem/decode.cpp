@@ -75,12 +75,24 @@ unsigned scale_role(const flash_tensor_t* scale, const flash_decode_options_t& o
     return scale && scale->ndim > 2 && options.k_new ? kWritten : kRead;
 }
 
+// Whether the rows of both caches begin at the same addresses.
+bool have_same_rows(const flash_tensor_t& k, const flash_tensor_t& v) {
+    bool same = k.data == v.data && k.dtype == v.dtype && k.ndim == 4 && v.ndim == 4;
+    for (int i = 0; same && i < 3; ++i) same = k.shape[i] == v.shape[i] && (k.shape[i] <= 1 || k.stride[i] == v.stride[i]);
+    return same;
+}
+
 // Whether v_cache is a view of the first channels of k_cache, so that an append has no v_new.
 bool is_view_of_k(const flash_tensor_t* k, const flash_tensor_t* v, const flash_decode_options_t& options) {
     if (!k || !v || (options.k_new && options.v_new)) return false;
-    bool same = k->data == v->data && k->dtype == v->dtype && k->ndim == 4 && v->ndim == 4 && v->shape[3] <= k->shape[3];
-    for (int i = 0; same && i < 3; ++i) same = k->shape[i] == v->shape[i] && (k->shape[i] <= 1 || k->stride[i] == v->stride[i]);
-    return same;
+    return have_same_rows(*k, *v) && v->shape[3] <= k->shape[3];
+}
+
+// Of a call: queries may have no addresses. Tensors without elements may have any.
+void check_channels_of_view(const DecodeProblem& p, const flash_tensor_t& k, const flash_tensor_t& v) {
+    const bool some = k.shape[0] > 0 && k.shape[1] > 0 && k.shape[2] > 0;
+    if (some && p.head_dim_v > p.head_dim && have_same_rows(k, v))
+        invalid("v_cache", "as a view of k_cache must have at most the channels of the keys", p.head_dim_v, " of ", p.head_dim);
 }
 
 void check_given_together(const DecodeProblem& p) {
@@ -143,6 +155,9 @@ void build_decode_sizes(DecodeProblem& p, const DecodeTensors& tensors, const fl
     const bool packed = tensors.cu_q.present;
     p.device = p.q.device;
     p.dtype = p.q.dtype;
+    if (is_8_bit(p.dtype))
+        refuse(FLASH_STATUS_UNSUPPORTED, "q", "8 bits are for caches only; dtype must be float16, bfloat16, float32 or float64",
+               text_of("it is ", p.dtype));
     check_float(p.q, "q");
     check_ndim(p.q, "q", packed ? 3 : 4,
                packed ? "(total_q, heads_q, head_dim) with cu_seqlens_q" : "(batch, seqlen_q, heads_q, head_dim)");
@@ -373,6 +388,7 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
     const DecodeTensors tensors = read_decode_tensors(problem, reader, options);
 
     build_decode_sizes(problem, tensors, options);
+    if (reader.is_call()) check_channels_of_view(problem, *k_cache, *v_cache);
     check_outputs(problem);
     build_cache(problem, tensors);
     build_appended(problem, tensors);

@@ -276,8 +276,9 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     cache_batch_idx : (batch,) int32 (int64 on the CPU: converted)
         The cache entry of each sequence, default its own number; not together with block_table.
     cache_leftpad : (batch,) int32 (int64 on the CPU: converted)
-        Number of cached keys at the start of a sequence that do not exist; positions count them. With block_table, the entries
-        of pages that hold only such keys may have any value.
+        Number of cached keys at the start of a sequence that do not exist; positions count them. At most cache_seqlens: the CPU
+        refuses others, CUDA clamps them to 0 and the number of keys with the new ones. With block_table, the entries of pages
+        that hold only such keys may have any value.
     k, v : (batch, seqlen_new, heads_k, head_dim) and (..., head_dim_v), or packed (total_new, heads_k, head_dim) and (...)
         New keys and values to append. The rows of the cache that the call writes must not hold other keys that a sequence of the
         call reads; the CPU refuses that.

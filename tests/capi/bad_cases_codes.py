@@ -3,7 +3,7 @@
 import abi
 import ml_dtypes
 import numpy as np
-from bad_cases import BF16, aliasing, both, floats, instead, on_cuda, setting, striding, with_tensor, without
+from bad_cases import BF16, aliasing, both, floats, instead, on_cuda, poisoned, setting, striding, with_tensor, without
 from bad_cases_decode import NO_APPEND, row
 
 
@@ -26,9 +26,17 @@ ROPE = both(
 
 
 def view_of_k(case):
-    """v_cache is the first 6 channels of k_cache."""
+    """v_cache begins at the address of k_cache: its 6 channels are the first of the keys."""
     aliasing("v_cache", "k_cache")(case)
     case.get("v_cache").stride[:] = case.get("k_cache").stride[:]
+
+
+def wide_view_of_k(case):
+    """v_cache has the rows of k_cache and one channel more than q."""
+    instead("v_cache", lambda: floats(3, 12, 2, 9))(case)
+    instead("out", lambda: poisoned(2, 5, 4, 9))(case)
+    with_tensor("v_new", lambda: floats(2, 2, 2, 9))(case)
+    view_of_k(case)
 
 
 def scale(name, *shape):
@@ -41,7 +49,10 @@ CASES = [
             "q": (2, 5, 4, 8), "out": (2, 5, 4, 6), "lse": (2, 4, 5)}.items())),
         "k_cache", "dtype must be float64", "it is float8_e4m3fn",
     ),
-    row("q-int8", setting("q", dtype=abi.INT8), "q", "dtype must be float16", "it is int8"),
+    row("q-int32", setting("q", dtype=abi.INT32), "q", "dtype must be float16", "it is int32"),
+    *(row(f"q-{name}", setting("q", dtype=dtype), "q", "8 bits are for caches only; dtype must be float16", f"it is {name}",
+          status=abi.UNSUPPORTED)
+      for name, dtype in (("int8", abi.INT8), ("float8_e4m3fn", abi.E4M3), ("float8_e5m2", abi.E5M2))),
     row("k-cache-device", on_cuda("k_cache"), "k_cache", "must be on the device", "it is on cuda:0"),
     row(
         "v-cache-other-codes", both(in_codes(E4M3), instead("v_cache", lambda: np.zeros((3, 12, 2, 6), E5M2))),
@@ -92,6 +103,14 @@ CASES = [
     row(
         "view-with-v-new", view_of_k,
         "k_cache", "an output must not overlap another tensor", "it overlaps v_cache", data=True,
+    ),
+    row(
+        "view-channels", wide_view_of_k,
+        "v_cache", "as a view of k_cache must have at most the channels of the keys", "9 of 8", data=True,
+    ),
+    row(
+        "view-channels-no-append", both(wide_view_of_k, NO_APPEND),
+        "v_cache", "as a view of k_cache must have at most the channels of the keys", "9 of 8", data=True,
     ),
     row(
         "view-with-v-scale",

@@ -232,6 +232,18 @@ def test_cache_of_keys_that_are_values() -> None:
     run(case)
 
 
+def test_caches_without_rows_have_no_address() -> None:
+    """Also with more channels of values than of keys: v_cache is then no view of k_cache."""
+    case = decode("dense")
+    for name, channels in (("k_cache", D), ("v_cache", D + 1)):
+        instead(name, lambda channels=channels: floats(B, 0, HK, channels))(case)
+        case.tensors[name].data = None
+    instead("out", lambda: poisoned(B, SQ, HQ, D + 1))(case)
+    case.options = {}
+    run(case)
+    assert not case.arrays["out"].any()
+
+
 def test_table_entries_past_the_keys_are_not_read() -> None:
     case, same = build("decode", "paged"), build("decode", "paged")
     case.option("cache_seqlens", ints(1, 5))

@@ -14,7 +14,7 @@ import bad_cases_tangent
 import bad_cases_tensor
 import bad_cases_trees
 import pytest
-from abi import OK, last_error, lib, status_name
+from abi import OK, UNSUPPORTED, last_error, lib, status_name
 from bad_cases import BOTH, OPTION_TYPES, TANGENTS, Bad, Case, build, call, explain, options_of, query
 
 BAD_CASES: list[Bad] = [
@@ -115,7 +115,8 @@ def test_explain(bad: Bad, function: str) -> None:
     """explain() refuses what the call refuses; it has no outputs, and it explains unsupported calls."""
     case = changed_call(bad, function)
     status = explain(case, options_of(case))
-    if bad.data or status_name(bad.status) in {"UNSUPPORTED", "NO_DEVICE"}:
+    of_8_bits = bad.argument == "q" and bad.status == UNSUPPORTED  # the types of the other tensors would be unknown
+    if bad.data or (status_name(bad.status) in {"UNSUPPORTED", "NO_DEVICE"} and not of_8_bits):
         assert status == OK, last_error()
     else:
         assert status_name(status) == status_name(bad.status), last_error()
