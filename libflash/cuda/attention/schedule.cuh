@@ -61,20 +61,35 @@ __device__ __forceinline__ int divide(int n, const Divisor& by) {
     return by.divisor == 1 ? n : static_cast<int>(__umulhi(static_cast<uint32_t>(n), by.multiplier) >> by.shift);
 }
 
+// A tile of a head by its number in an order by groups of heads: first tile 0 of all heads of a group, then tile 1. The last
+// group may have fewer heads.
+struct TileInGroups {
+    int32_t head, tile;
+
+    __device__ static __forceinline__ TileInGroups of(int number, int heads, const Divisor& heads_of_group,
+                                                      const Divisor& group_tiles) {
+        const int group = divide(number, group_tiles), of_group = static_cast<int>(heads_of_group.divisor);
+        const int item = number - group * static_cast<int>(group_tiles.divisor);
+        const int first = group * of_group, here = min(of_group, heads - first);
+        const int tile = here == of_group ? divide(item, heads_of_group) : item / here;
+        return {first + item - tile * here, tile};
+    }
+};
+
+// A tile of a head, which is counted over all sequences; not of packed sequences.
+__device__ __forceinline__ TileCoordinates tile_of_head(const ScheduleParams& schedule, int head, int tile) {
+    const int entry = divide(head, schedule.sequence);
+    return {entry, head - entry * static_cast<int>(schedule.sequence.divisor), tile};
+}
+
 // Work tile `index`. `lengths`: the lengths of the side whose tiles are scheduled.
 template <int kTileRows>
 __device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams& schedule, const LengthsParams& lengths,
                                                             int batch, int index) {
-    const int group = divide(index, schedule.group_tiles);
-    const int item = index - group * static_cast<int>(schedule.group_tiles.divisor);
-    const int first_head = group * schedule.heads_per_group;
-    const int heads_here = min(schedule.heads_per_group, schedule.heads - first_head);
-    int tile = heads_here == schedule.heads_per_group ? divide(item, schedule.group) : item / heads_here;
-    const int head = first_head + item - tile * heads_here;
-    if (schedule.reversed) tile = schedule.tiles - 1 - tile;
-    if (lengths.cu) return find_packed_tile<kTileRows>(lengths, batch, tile, head);
-    const int entry = divide(head, schedule.sequence);
-    return {entry, head - entry * static_cast<int>(schedule.sequence.divisor), tile};
+    const TileInGroups at = TileInGroups::of(index, schedule.heads, schedule.group, schedule.group_tiles);
+    const int tile = schedule.reversed ? schedule.tiles - 1 - at.tile : at.tile;
+    if (lengths.cu) return find_packed_tile<kTileRows>(lengths, batch, tile, at.head);
+    return tile_of_head(schedule, at.head, tile);
 }
 
 // The work tile of a thread block that has only one.

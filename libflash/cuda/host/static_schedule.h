@@ -28,9 +28,10 @@ struct QueryTileTimes {
 // A static schedule under a causal mask, and its time. The names are those of StaticScheduleParams.
 class StaticScheduleChoice {
 public:
-    // heads_of_round: heads of the tail in each of its rounds; 0: the tiles of all heads of the tail are in one order.
+    // heads_of_round: heads of the tail in each of its rounds; 0: the tiles of all heads of the tail are in one order. A time
+    // above `limit` may be too short.
     StaticScheduleChoice(const QueryTileTimes& tile_times, int64_t all_heads, int64_t first_of_tail, int64_t thread_blocks,
-                         int64_t heads_of_round = 0)
+                         int64_t heads_of_round = 0, int64_t limit = INT64_MAX)
         : heads(all_heads), tail_head(first_of_tail), blocks(thread_blocks), times_(&tile_times), tiles_(tile_times.tiles()),
           alike_(heads_of_round > 0 ? (heads - tail_head) / heads_of_round / 2 : 0) {
         pairs = tail_head * ceil_div(tiles_, 2), pair_rounds = ceil_div(pairs, blocks), rest_ = pairs % blocks;
@@ -41,13 +42,18 @@ public:
         tail_rounds = ceil_div(std::max<int64_t>(0, tail_tiles - tail_begin), tail_round);
         of_pair_ = times_->of(0) + times_->of(tiles_ - 1);
         if (times_->in_window() && pairs > 0) set_times_in_window();
+        time = longest_time(limit);
     }
 
     int64_t heads, tail_head, blocks, pairs, pair_rounds, tail_tiles, tail_group, tail_begin = 0, tail_round, tail_rounds;
+    int64_t time;  // of the launch
 
-    // The time of the launch: the longest at the ends of the rounds and at some places between them, which is less than the
-    // longest of all by a few percent at most. Ends early with a longer time than `limit`.
-    int64_t time(int64_t limit = INT64_MAX) const {
+    int64_t tiles() const { return tiles_; }  // of a head
+
+private:
+    // The longest time at the ends of the rounds and at some places between them, which is less than the longest of all by a few
+    // percent at most. Ends early with a longer time than `limit`.
+    int64_t longest_time(int64_t limit) const {
         constexpr int64_t kBetween = 12;
         const int64_t round = tail_round, last = (tail_tiles - tail_begin) % round;  // tiles of the last round
         int64_t longest = 0;
@@ -56,10 +62,6 @@ public:
         for (int64_t i = 1; i < kBetween && longest <= limit; ++i) longest = std::max(longest, time_at(i * blocks / kBetween));
         return longest;
     }
-
-    int64_t tiles() const { return tiles_; }  // of a head
-
-private:
     // In a window pairs take different times, which the rotation of the rounds spreads over the thread blocks: a round takes the
     // mean time, and the last one that of the longest pair.
     void set_times_in_window() {
@@ -128,7 +130,7 @@ inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const StaticSc
     fixed.tail_begin = count(choice.tail_begin), fixed.tail_round = count(choice.tail_round);
     fixed.tail_group = divisor_params(choice.tail_group);
     fixed.tail_group_tiles = divisor_params(choice.tail_group * choice.tiles());
-    return {choice.blocks, choice.time()};
+    return {choice.blocks, choice.time};
 }
 
 // What it costs that the tiles of a head run at different times, with so many bytes of keys and values in use meanwhile: beyond
@@ -144,20 +146,22 @@ inline StaticScheduleChoice best_static_schedule(int64_t heads, const QueryTileT
     if (tiles == 1) return {times, heads, 0, blocks};
     StaticScheduleChoice best{times, heads, heads, std::min(heads * pairs, most_blocks)};
     // 0.996: a smaller gain is not worth more heads in the L2 cache.
-    double best_time = static_cast<double>(best.time()) * cache_factor(head_bytes * static_cast<double>(heads_in_pairs)) * 0.996;
-    const auto consider = [&](const StaticScheduleChoice& choice, double factor) {
-        const double time = static_cast<double>(choice.time(static_cast<int64_t>(best_time / factor))) * factor;
+    double best_time = static_cast<double>(best.time) * cache_factor(head_bytes * static_cast<double>(heads_in_pairs)) * 0.996;
+    const auto consider = [&](int64_t first_of_tail, int64_t heads_of_round, double factor) {
+        const auto limit = static_cast<int64_t>(best_time / factor);
+        const StaticScheduleChoice choice{times, heads, first_of_tail, blocks, heads_of_round, limit};
+        const double time = static_cast<double>(choice.time) * factor;
         if (time < best_time) best = choice, best_time = time;
     };
     for (const int64_t tail_rounds : {1, 2, 3, 4, 6}) {
         // The longest tiles of all heads of the tail are computed at the same time.
         const int64_t first = std::max<int64_t>(0, rounds - tail_rounds) * most_blocks / pairs;
         const int64_t at_once = std::max(std::min(first, heads_in_pairs), heads - first);
-        consider({times, heads, first, blocks}, cache_factor(head_bytes * static_cast<double>(at_once)));
+        consider(first, 0, cache_factor(head_bytes * static_cast<double>(at_once)));
         if (first == 0) break;
     }
     const int64_t heads_of_round = std::min(heads, most_blocks / tiles);
-    if (heads_of_round > 0) consider({times, heads, 0, blocks, heads_of_round}, 1.03);  // for the error of these times
+    if (heads_of_round > 0) consider(0, heads_of_round, 1.03);  // for the error of these times
     return best;
 }
 
@@ -169,7 +173,7 @@ inline StaticScheduleChoice best_schedule_in_window(int64_t heads, const QueryTi
     const StaticScheduleChoice pairs{times, heads, heads, std::min(heads * ceil_div(times.tiles(), 2), most_blocks)};
     if (times.tiles() == 1 || tiles > kManyRounds * most_blocks) return pairs;
     const StaticScheduleChoice alone{times, heads, 0, std::min(tiles, most_blocks)};
-    return alone.time() < pairs.time() ? alone : pairs;
+    return alone.time < pairs.time ? alone : pairs;
 }
 
 // The same with the best choice for at most `most_blocks` thread blocks.

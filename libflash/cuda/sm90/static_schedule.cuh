@@ -44,7 +44,7 @@ private:
         const int head = divide(number, schedule.group_tiles), near = number - head * schedule.tiles;  // a group has one head
         const int far = fixed.tiles_of_head - 1 - near;
         if (odd && near == far) return {-1, 0, 0};
-        return tile_of_head(head, odd ? near : far);
+        return tile_of_head(schedule, head, odd ? near : far);
     }
     // In the rounds of the tail a thread block has the place of the last round of pairs, counted from the other end every second
     // time. fixed.tail_tiles: no tile.
@@ -59,16 +59,9 @@ private:
     __device__ __forceinline__ TileCoordinates tile_of_tail(int number) const {
         const StaticScheduleParams& fixed = schedule.fixed;
         if (number >= fixed.tail_tiles) return {-1, 0, 0};
-        const int group = divide(number, fixed.tail_group_tiles), heads = static_cast<int>(fixed.tail_group.divisor);
-        const int item = number - group * static_cast<int>(fixed.tail_group_tiles.divisor);
-        const int first = fixed.tail_head + group * heads, heads_here = min(heads, schedule.heads - first);
-        const int tile = heads_here == heads ? divide(item, fixed.tail_group) : item / heads_here;
-        return tile_of_head(first + item - tile * heads_here, fixed.tiles_of_head - 1 - tile);
-    }
-    // `head`: counted over all sequences.
-    __device__ __forceinline__ TileCoordinates tile_of_head(int head, int tile) const {
-        const int entry = divide(head, schedule.sequence);
-        return {entry, head - entry * static_cast<int>(schedule.sequence.divisor), tile};
+        const int heads = schedule.heads - fixed.tail_head;
+        const TileInGroups at = TileInGroups::of(number, heads, fixed.tail_group, fixed.tail_group_tiles);
+        return tile_of_head(schedule, fixed.tail_head + at.head, fixed.tiles_of_head - 1 - at.tile);
     }
 };
 
