@@ -1,7 +1,6 @@
 // The warpgroup that loads keys and values of the sm_90a forward kernel over a cache that TMA cannot load as it is: 8-bit codes,
-// pages of any size. Each warp copies a quarter of the keys of every tile by cp.async, and converts codes in place: the 16 bytes
-// that a thread copies become 32 bytes, of which the copy occupies the first 16. So threads need not wait for each other. A step
-// begins to copy K or V of a tile, and then completes the step before it.
+// scales, pages of any size. Each warp copies a quarter of the keys of every tile by cp.async, and converts codes in place: the 16
+// bytes that a thread copies become 32 bytes, of which the copy occupies one half. So threads need not wait for each other.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
@@ -15,52 +14,54 @@ struct ForwardCopyWarpgroup {
     using Storage = ForwardSharedStorage<Traits>;
     using WorkTile = ForwardWorkTile<Traits>;
     using T = typename Traits::T;
-    using KTile = typename Traits::KTile;
-    using VTile = typename Traits::VTile;
+    using Tile = typename Traits::KTile;
+    static_assert(std::is_same_v<Tile, typename Traits::VTile>, "K and V have the same code");
     static constexpr int kBlockN = Traits::kBlockN, kWarps = Traits::kArrivalsOfLoads, kKeys = 32;  // keys of a warp
     static_assert(kWarps * kKeys == kBlockN, "a lane for each key");
+    static constexpr int kMostInFlight = 3;  // copies of K or V of a tile
 
     const ForwardContext<Traits>& context;
     const ForwardTileScheduler<Traits> scheduler{context};
 
+    enum Part { kK, kV, kNone };
     struct State {
         int warp, lane;
-        PipelineState<Traits::kStages> k;  // of the copies that begin
-        PipelineState<Traits::kVStages> v;
+        PipelineState<Traits::kStages> k, k_done;  // of the copies that begin, and of those that end
+        PipelineState<Traits::kVStages> v, v_done;
         PipelineState<Storage::kScheduledTiles> scheduled;
-        int slot;  // of the work tile
-        // The copies that the next step completes: their tile in shared memory (0: none), barrier, and 16-byte groups of a row.
-        uint32_t tile, barrier;
-        int groups;
+        int slot;           // of the work tile
+        int in_flight = 0;  // copies
+        uint32_t of_v = 0;  // a bit for each of them, the oldest first: whether it is of V
     };
-    // Of a lane's key: its page (or cache entry) and the row in it. The page is negative if the key is not loaded: no row sees
-    // it, or there is no such page.
+    // Of a lane's key: its page (or cache entry) and the row in it.
     struct PageRow {
         int page, row;
-        bool absent;  // some row sees it, and there is no such page
     };
+    static constexpr int kHidden = -1, kAbsent = -2;  // pages of keys that are not loaded: no row sees it; there is no such page
 
     __device__ __forceinline__ void run() const {
         const int thread = static_cast<int>(threadIdx.x) - (Traits::kThreads - kWarps * 32);
+        const PipelineState<Traits::kStages> k(context.storage.k);
+        const PipelineState<Traits::kVStages> v(context.storage.v);
         State c{__shfl_sync(0xffffffffu, thread / 32, 0),
                 thread % 32,
-                PipelineState<Traits::kStages>(context.storage.k),
-                PipelineState<Traits::kVStages>(context.storage.v),
+                k,
+                k,
+                v,
+                v,
                 PipelineState<Storage::kScheduledTiles>(context.storage.scheduled),
-                0,
-                0,
-                0,
                 0};
         ScheduleCursor cursor{};
         wait_for_previous_kernel();
         do {
             bool found = wait_for_work_tile(c);
             if (found) provide_empty_v(c);
-            for (; found; found = wait_for_work_tile(c)) copy_work_tile(c);
-            if (c.tile) complete<0>(c);
-            c.tile = 0;
-            cursor.exact_maximum = context.storage.work_tiles[c.slot].exact_maximum;
-            go_to_next_slot(c);
+            while (true) {
+                copy_work_tile(c, found);
+                if (!found) break;
+                found = wait_for_work_tile(c);
+            }
+            cursor.exact_maximum = context.storage.work_tiles[Storage::previous_slot(c.slot)].exact_maximum;
         } while (scheduler.start_recompute(cursor));
     }
 
@@ -72,35 +73,41 @@ private:
         c.scheduled.advance();
         return context.storage.work_tiles[c.slot].has_keys();
     }
-    __device__ __forceinline__ void go_to_next_slot(State& c) const {
-        __syncwarp();
-        c.slot = Storage::next_slot(c.slot);
-    }
-    // A stage of V without data, as in ForwardProducer.
+    // A stage of V without data, as in ForwardProducer. No copy is in flight.
     __device__ __forceinline__ void provide_empty_v(State& c) const {
         c.v.wait_empty();
         if (arrives_for_warp(c.lane)) c.v.full().arrive();
         c.v.advance();
+        c.v_done.advance();
     }
 
-    // Copies key tiles from the last to the first; V of a tile after K of the next tile.
-    __device__ __forceinline__ void copy_work_tile(State& c) const {
+    // Copies key tiles from the last to the first; V of a tile after K of the next tile. After the last work tile (`found` is
+    // false) it completes the copies in flight.
+    __device__ __forceinline__ void copy_work_tile(State& c, bool found) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
-        const int last = work_tile.keys.end - 1, begin = work_tile.keys.begin;
-        PageRow of_v{}, of_k = find(c, work_tile, last), next{};
+        const int begin = work_tile.keys.begin, last = work_tile.keys.end - 1;  // no tile in the end mark
+        PageRow of_v{}, of_k{}, next{};
+        if (found) of_k = find(c, work_tile, last);
 #pragma unroll 1
         for (int tile = last; tile >= begin - 1; --tile) {
             if (tile > begin) next = find(c, work_tile, tile - 1);  // early, because reading the table takes time
+            const Part end = !found ? kNone : (tile < last ? kV : kK);
 #pragma unroll 1
-            for (int part = tile >= begin ? 0 : 1; part < (tile < last ? 2 : 1); ++part) {
-                const State before = c;
-                part == 0 ? begin_k(c, work_tile, of_k) : begin_v(c, work_tile, of_v);
-                cp_async_commit();
-                if (before.tile) complete<1>(before);
+            for (int part = !found ? kNone : (tile >= begin ? kK : kV); part <= end; ++part) {
+                const bool free = part != kNone && is_free(c, part);
+                for (const int keep = free ? kMostInFlight - 1 : 0; c.in_flight > keep;) complete_oldest(c);
+                if (part == kK) begin_k(c, work_tile, of_k);
+                if (part == kV) begin_v(c, work_tile, of_v);
             }
             of_v = of_k, of_k = next;
         }
-        go_to_next_slot(c);
+        __syncwarp();
+        c.slot = Storage::next_slot(c.slot);
+    }
+    // Whether the stage of the next copy is free. If not, all copies in flight are completed before the warp waits: the consumers
+    // may need them to free the stage.
+    __device__ __forceinline__ bool is_free(const State& c, int part) const {
+        return !__any_sync(0xffffffffu, part == kK ? !c.k.is_empty() : !c.v.is_empty());
     }
 
     // The page and row of this lane's key of a tile. A page that no row sees is not read: it may belong to another sequence, and
@@ -109,53 +116,68 @@ private:
         const CacheParams& cache = context.params.cache;
         const int key = tile * kBlockN + c.warp * kKeys + c.lane;
         const VisibleRange seen = work_tile.keys.seen_by_tile(work_tile.q_rows.length);
-        if (key < seen.begin || key >= seen.end) return {-1, 0, false};
+        if (key < seen.begin || key >= seen.end) return {kHidden, 0};
         const KeyLocation at = KeyLocations(cache, work_tile.batch()).of(key);
         const bool exists = static_cast<uint32_t>(at.page) < static_cast<uint32_t>(cache.pages);
-        return {exists ? at.page : -1, at.row, !exists};
+        return {exists ? at.page : kAbsent, at.row};
     }
 
     __device__ __forceinline__ void begin_k(State& c, const WorkTile& work_tile, const PageRow& at) const {
-        const unsigned absent = __ballot_sync(0xffffffffu, at.absent);
+        const unsigned absent = __ballot_sync(0xffffffffu, at.page == kAbsent);
         c.k.wait_empty();
         auto& copied = context.storage.dynamic.copied[place_of_stage(c.k)];
         if (c.lane == 0) copied.absent[c.warp] = absent;
         copy_scale(c, context.params.k_scale, work_tile.kv_head, at, copied.k_scale);
         copy_scale(c, context.params.v_scale, work_tile.kv_head, at, copied.v_scale);
-        c.tile = context.tiles.k(c.k.stage), c.barrier = c.k.full().address, c.groups = Traits::kHeadDim / 8;
-        copy<Traits::kHeadDim>(c, context.params.cache.k, context.params.head_dim, work_tile.kv_head, at);
+        copy(c, context.tiles.k(c.k.stage), context.params.cache.k, context.params.head_dim, work_tile.kv_head, at);
         c.k.advance();
+        ++c.in_flight;
     }
     __device__ __forceinline__ void begin_v(State& c, const WorkTile& work_tile, const PageRow& at) const {
         c.v.wait_empty();
-        c.tile = context.tiles.v(c.v.stage), c.barrier = c.v.full().address, c.groups = Traits::kHeadDimV / 8;
-        copy<Traits::kHeadDimV>(c, context.params.cache.v, context.params.head_dim_v, work_tile.kv_head, at);
+        copy(c, context.tiles.v(c.v.stage), context.params.cache.v, context.params.head_dim_v, work_tile.kv_head, at);
         c.v.advance();
+        c.of_v |= 1u << c.in_flight++;
     }
 
-    // Begins to copy this warp's rows to c.tile; writes zeros for keys that are not loaded and for channels that do not exist.
-    template <int kChannels>
-    __device__ __forceinline__ void copy(const State& c, const RowsParams& rows, int channels, int head,
+    // Which 16 bytes of the rows a lane copies: of every kRows-th row, from `row` on, the bytes from 16 * vector on. kBytes: of an
+    // element.
+    template <int kBytes>
+    struct Lane {
+        static constexpr int kVectors = Traits::kHeadDim * kBytes / 16, kRows = 32 / kVectors, kSteps = kKeys / kRows;
+        int row, vector;
+        uint32_t first;  // their address in shared memory
+
+        __device__ __forceinline__ Lane(const State& c, uint32_t tile)
+            : row(c.lane / kVectors), vector(c.lane % kVectors),
+              first(tile + Tile::offset(c.warp * kKeys + row, vector * (2 / kBytes))) {}
+        // The address in row `row` + step * kRows: the swizzle differs by the last bits of the number of the row.
+        __device__ __forceinline__ uint32_t address(int step) const {
+            return (first ^ (step * kRows % 8) << 4) + step * kRows * 128;
+        }
+    };
+
+    // Begins to copy this warp's rows; writes zeros for keys that are not loaded and for channels that do not exist.
+    __device__ __forceinline__ void copy(const State& c, uint32_t tile, const RowsParams& rows, int channels, int head,
                                          const PageRow& at) const {
         if (context.params.code == CodeType::none) {
-            copy_elements<kChannels, 2>(c, rows, channels, head, at);
+            copy_elements<2>(c, tile, rows, channels, head, at);
         } else {
-            copy_elements<kChannels, 1>(c, rows, channels, head, at);
+            copy_elements<1>(c, tile, rows, channels, head, at);
         }
+        cp_async_commit();
     }
-    // kBytes: of an element. The lanes copy 16 bytes each, of several rows at a time.
-    template <int kChannels, int kBytes>
-    __device__ __forceinline__ void copy_elements(const State& c, const RowsParams& rows, int channels, int head,
+    template <int kBytes>
+    __device__ __forceinline__ void copy_elements(const State& c, uint32_t tile, const RowsParams& rows, int channels, int head,
                                                   const PageRow& at) const {
-        constexpr int kElements = 16 / kBytes, kVectors = kChannels / kElements, kOfLane = kKeys * kVectors / 32;
-        const char* const data = static_cast<const char*>(rows.data) + head * rows.head * kBytes;
+        const Lane<kBytes> lane(c, tile);
+        const bool exists = lane.vector * (16 / kBytes) < channels;
+        const char* const from = static_cast<const char*>(rows.data) + head * rows.head * kBytes + lane.vector * 16;
         const int64_t offset = at.page < 0 ? -1 : (at.page * rows.batch + at.row * rows.row) * kBytes;
 #pragma unroll 4
-        for (int i = 0; i < kOfLane; ++i) {
-            const int number = i * 32 + c.lane, row = number / kVectors, vector = number % kVectors;
-            const int64_t of_row = __shfl_sync(0xffffffffu, offset, row);
-            cp_async_16(c.tile + KTile::offset(c.warp * kKeys + row, vector * (2 / kBytes)),
-                        data + (of_row < 0 ? 0 : of_row) + vector * 16, of_row >= 0 && vector * kElements < channels);
+        for (int step = 0; step < Lane<kBytes>::kSteps; ++step) {
+            const int64_t of_row = __shfl_sync(0xffffffffu, offset, lane.row + step * Lane<kBytes>::kRows);
+            cp_async_16(lane.address(step), from + of_row, exists && of_row >= 0);
         }
     }
 
@@ -171,32 +193,42 @@ private:
         }
     }
 
-    // Waits until at most kPending younger steps of this thread are in flight, converts codes, and marks the stage full.
-    template <int kPending>
-    __device__ __forceinline__ void complete(const State& c) const {
-        cp_async_wait<kPending>();
+    // Waits for the oldest copy in flight, converts codes, and marks the stage full.
+    __device__ __forceinline__ void complete_oldest(State& c) const {
+        static_assert(kMostInFlight == 3);
+        if (c.in_flight == 1) {
+            cp_async_wait<0>();
+        } else if (c.in_flight == 2) {
+            cp_async_wait<1>();
+        } else {
+            cp_async_wait<2>();
+        }
+        const bool of_v = c.of_v & 1;
+        --c.in_flight, c.of_v >>= 1;
+        const uint32_t tile = of_v ? context.tiles.v(c.v_done.stage) : context.tiles.k(c.k_done.stage);
+        const MBarrier full = of_v ? c.v_done.full() : c.k_done.full();
         switch (context.params.code) {
             case CodeType::none: break;
-            case CodeType::e4m3: convert<CodeType::e4m3>(c); break;
-            case CodeType::e5m2: convert<CodeType::e5m2>(c); break;
-            case CodeType::int8: convert<CodeType::int8>(c); break;
+            case CodeType::e4m3: convert<CodeType::e4m3>(c, tile); break;
+            case CodeType::e5m2: convert<CodeType::e5m2>(c, tile); break;
+            case CodeType::int8: convert<CodeType::int8>(c, tile); break;
         }
         fence_shared_for_async();
         __syncwarp();
-        if (arrives_for_warp(c.lane)) MBarrier{c.barrier}.arrive();
+        if (arrives_for_warp(c.lane)) full.arrive();
+        of_v ? c.v_done.advance() : c.k_done.advance();
     }
-    // Each thread converts the codes that it has copied, sixteen at a time.
+    // Each lane converts the codes that it has copied, sixteen at a time. The two halves of the result are neighbours.
     template <CodeType kCode>
-    __device__ __forceinline__ void convert(const State& c) const {
-        const int vectors = c.groups / 2;
-#pragma unroll 2
-        for (int number = c.lane; number < kKeys * vectors; number += 32) {
-            const int row = c.warp * kKeys + number / vectors, group = number % vectors * 2;
-            const uint32_t first = c.tile + KTile::offset(row, group), second = c.tile + KTile::offset(row, group + 1);
+    __device__ __forceinline__ void convert(const State& c, uint32_t tile) const {
+        const Lane<1> lane(c, tile);
+#pragma unroll 4
+        for (int step = 0; step < Lane<1>::kSteps; ++step) {
+            const uint32_t address = lane.address(step);
             uint4 low, high;
-            widen_codes<kCode>(load_shared_words(first), low, high, T());
-            store_shared_words(first, low);
-            store_shared_words(second, high);
+            widen_codes<kCode>(load_shared_words(address), low, high, T());
+            store_shared_words(address, low);
+            store_shared_words(address ^ 16, high);
         }
     }
 };

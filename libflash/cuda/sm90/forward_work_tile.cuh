@@ -107,19 +107,17 @@ struct ForwardWorkTile {
 
 private:
     // Skips key tiles at the end that no row of the group sees, so that groups with fewer keys or without rows take less time.
-    // One tile always remains. At most kMostSkipped are skipped: the group releases their stages of V only when K of its first
-    // tile has arrived, and the producer loads V of the skipped tiles before that K. Copied keys: K is complete only after the
-    // copies of V of the tile before have begun, so fewer are skipped. In a work tile with more key tiles, a group
+    // One tile always remains. At most kStages - 1 are skipped: the group releases their stages of V only when K of its first
+    // tile has arrived, and the producer loads V of the skipped tiles before that K. In a work tile with more key tiles, a group
     // without rows gets no tile at all; then it does not overlap its previous and its next work tile.
     __device__ __forceinline__ GroupKeyTiles key_tiles_of_group(const Params& params, int group) const {
-        constexpr int kMostSkipped = (Traits::kCopied ? Traits::kVStages - 1 : Traits::kStages) - 1;
+        constexpr int kStages = Traits::kStages;
         const int first = keys.first_row + group * kGroupRows, diagonal = first + keys.shift,
                   rows = min(length_q(params) - first, kGroupRows);
         const int seen = rows <= 0 ? 0 : max(diagonal + rows + keys.right, 0);  // end of the keys that some row sees
         GroupKeyTiles tiles{keys.begin, min((seen + kBlockN - 1) / kBlockN, keys.end)};
-        tiles.end = min(max(max(tiles.end, keys.begin + 1), keys.end - kMostSkipped), keys.end);
-        if (Traits::kSkipsWorkTiles && first >= owned_q(params) && keys.end - keys.begin > kMostSkipped + 1)
-            tiles.end = keys.begin;
+        tiles.end = min(max(max(tiles.end, keys.begin + 1), keys.end - (kStages - 1)), keys.end);
+        if (Traits::kSkipsWorkTiles && first >= owned_q(params) && keys.end - keys.begin > kStages) tiles.end = keys.begin;
         tiles.unmasked_begin = (max(diagonal + kGroupRows - 1 - keys.left, 0) + kBlockN - 1) / kBlockN;
         tiles.unmasked_end = max(min(keys.length_k, diagonal + keys.right + 1), 0) / kBlockN;
         return tiles;
