@@ -52,7 +52,6 @@ struct RaggedRow {
             low += step * max(0, __popc(begun) - 1), high = min(high, low + step);
         }
         if (in_sequence(lengths, low, of_all).batch >= 0) return true;
-        if (is_padding(lengths, batch_count, of_all)) return false;
         return __any_sync(0xffffffffu, try_all(lengths, batch_count, of_all, lane, 32).batch >= 0);
     }
 
@@ -66,7 +65,7 @@ private:
     static __device__ __forceinline__ bool is_padding(const LengthsParams& lengths, int batch_count, int of_all) {
         const ActiveLanes lanes = ActiveLanes::now();
         int last = 0;
-#pragma unroll 4
+#pragma unroll 2
         for (int i = lanes.rank(); i <= batch_count; i += lanes.count()) last = max(last, lengths.cu[i]);
         return of_all >= lanes.max(last);
     }

@@ -165,8 +165,8 @@ inline StaticScheduleChoice best_static_schedule(int64_t heads, const QueryTileT
     return best;
 }
 
-// The best choice in a window: pairs, or all tiles in one order. The first tiles of a head see fewer keys than the window has, and
-// a pair may be as long as two of the longest tiles. Rows that are computed at the same time have nearly the same keys.
+// The best choice in a window: pairs, or all tiles in one order. Only the first tiles of a head see fewer keys than the window
+// has, so a pair may be as long as two of the longest tiles. Rows that are computed at the same time have nearly the same keys.
 inline StaticScheduleChoice best_schedule_in_window(int64_t heads, const QueryTileTimes& times, int64_t most_blocks) {
     constexpr int64_t kManyRounds = 32;  // then all choices take nearly the same time
     const int64_t tiles = heads * times.tiles();

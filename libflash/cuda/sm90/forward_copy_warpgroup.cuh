@@ -1,6 +1,6 @@
 // The warpgroup that loads keys and values of the sm_90a forward kernel over a cache that TMA cannot load as it is: 8-bit codes,
-// scales, pages of any size. Each warp copies a quarter of the keys of every tile by cp.async, and converts codes in place: the 16
-// bytes that a thread copies become 32 bytes, of which the copy occupies one half. So threads need not wait for each other.
+// scales, pages of any size. Each warp copies a quarter of the keys of every tile by cp.async, and converts codes in place: the
+// 16 bytes that a thread copies become 32 bytes, of which the copy occupies one half. So threads need not wait for each other.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
@@ -140,8 +140,8 @@ private:
         c.of_v |= 1u << c.in_flight++;
     }
 
-    // Which 16 bytes of the rows a lane copies: of every kRows-th row, from `row` on, the bytes from 16 * vector on. kBytes: of an
-    // element.
+    // Which 16 bytes of the rows a lane copies: of every kRows-th row, from `row` on, the bytes from 16 * vector on. kBytes: of
+    // an element.
     template <int kBytes>
     struct Lane {
         static constexpr int kVectors = Traits::kHeadDim * kBytes / 16, kRows = 32 / kVectors, kSteps = kKeys / kRows;
@@ -221,14 +221,20 @@ private:
     // Each lane converts the codes that it has copied, sixteen at a time. The two halves of the result are neighbours.
     template <CodeType kCode>
     __device__ __forceinline__ void convert(const State& c, uint32_t tile) const {
+        constexpr int kAtOnce = 4;  // loads, so that one does not wait for the other
+        static_assert(Lane<1>::kSteps % kAtOnce == 0);
         const Lane<1> lane(c, tile);
-#pragma unroll 4
-        for (int step = 0; step < Lane<1>::kSteps; ++step) {
-            const uint32_t address = lane.address(step);
-            uint4 low, high;
-            widen_codes<kCode>(load_shared_words(address), low, high, T());
-            store_shared_words(address, low);
-            store_shared_words(address ^ 16, high);
+#pragma unroll
+        for (int first = 0; first < Lane<1>::kSteps; first += kAtOnce) {
+            uint4 codes[kAtOnce], low, high;
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) codes[i] = load_shared_words(lane.address(first + i));
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                widen_codes<kCode>(codes[i], low, high, T());
+                store_shared_words(lane.address(first + i), low);
+                store_shared_words(lane.address(first + i) ^ 16, high);
+            }
         }
     }
 };

@@ -13,7 +13,8 @@ namespace libflash::cuda::sm90 {
 
 struct Empty {};
 
-// The factors of the scores (to base-2 units) and of the values of a work tile, with the scales of the cache that are not of rows.
+// The factors of the scores (to base-2 units) and of the values of a work tile, with the scales of the cache, but not those of
+// rows.
 struct CacheFactors {
     float scores, values;
 
