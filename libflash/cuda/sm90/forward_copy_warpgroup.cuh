@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
+#include "cuda/ptx/copy_barrier.cuh"
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
 
@@ -16,9 +17,9 @@ struct ForwardCopyWarpgroup {
     using T = typename Traits::T;
     using Tile = typename Traits::KTile;
     static_assert(std::is_same_v<Tile, typename Traits::VTile>, "K and V have the same code");
-    static constexpr int kBlockN = Traits::kBlockN, kWarps = Traits::kArrivalsOfLoads, kKeys = 32;  // keys of a warp
+    static constexpr int kBlockN = Traits::kBlockN, kWarps = 4, kKeys = 32;  // keys of a warp
     static_assert(kWarps * kKeys == kBlockN, "a lane for each key");
-    static constexpr int kMostInFlight = 3;  // copies of K or V of a tile
+    static constexpr int kMostInFlight = 3;  // copies of codes of a tile of K or V
 
     const ForwardContext<Traits>& context;
     const ForwardTileScheduler<Traits> scheduler{context};
@@ -30,7 +31,7 @@ struct ForwardCopyWarpgroup {
         PipelineState<Traits::kVStages> v, v_done;
         PipelineState<Storage::kScheduledTiles> scheduled;
         int slot;           // of the work tile
-        int in_flight = 0;  // copies
+        int in_flight = 0;  // copies of codes
         uint32_t of_v = 0;  // a bit for each of them, the oldest first: whether it is of V
     };
     // Of a lane's key: its page (or cache entry) and the row in it.
@@ -76,7 +77,7 @@ private:
     // A stage of V without data, as in ForwardProducer. No copy is in flight.
     __device__ __forceinline__ void provide_empty_v(State& c) const {
         c.v.wait_empty();
-        if (arrives_for_warp(c.lane)) c.v.full().arrive();
+        announce(c, c.v.full());
         c.v.advance();
         c.v_done.advance();
     }
@@ -130,14 +131,31 @@ private:
         copy_scale(c, context.params.k_scale, work_tile.kv_head, at, copied.k_scale);
         copy_scale(c, context.params.v_scale, work_tile.kv_head, at, copied.v_scale);
         copy(c, context.tiles.k(c.k.stage), context.params.cache.k, context.params.head_dim, work_tile.kv_head, at);
+        announce_when_complete(c, c.k.full(), kK);
         c.k.advance();
-        ++c.in_flight;
     }
     __device__ __forceinline__ void begin_v(State& c, const WorkTile& work_tile, const PageRow& at) const {
         c.v.wait_empty();
         copy(c, context.tiles.v(c.v.stage), context.params.cache.v, context.params.head_dim_v, work_tile.kv_head, at);
+        announce_when_complete(c, c.v.full(), kV);
         c.v.advance();
-        c.of_v |= 1u << c.in_flight++;
+    }
+
+    // Marks a stage full.
+    __device__ __forceinline__ void announce(const State& c, const MBarrier& full) const {
+        full.arrive();
+        if (c.lane == 0) full.arrive();
+    }
+    // Elements mark a stage full by themselves, codes when they have been converted.
+    __device__ __forceinline__ void announce_when_complete(State& c, const MBarrier& full, Part part) const {
+        if (context.params.code == CodeType::none) {
+            __syncwarp();
+            if (c.lane == 0) full.arrive();  // for what the lanes have stored themselves
+            arrive_after_copies(full);
+        } else {
+            cp_async_commit();
+            c.of_v |= part << c.in_flight++;
+        }
     }
 
     // Which 16 bytes of the rows a lane copies: of every kRows-th row, from `row` on, the bytes from 16 * vector on. kBytes: of
@@ -165,7 +183,6 @@ private:
         } else {
             copy_elements<1>(c, tile, rows, channels, head, at);
         }
-        cp_async_commit();
     }
     template <int kBytes>
     __device__ __forceinline__ void copy_elements(const State& c, uint32_t tile, const RowsParams& rows, int channels, int head,
@@ -208,14 +225,12 @@ private:
         const uint32_t tile = of_v ? context.tiles.v(c.v_done.stage) : context.tiles.k(c.k_done.stage);
         const MBarrier full = of_v ? c.v_done.full() : c.k_done.full();
         switch (context.params.code) {
-            case CodeType::none: break;
+            case CodeType::none: break;  // such copies are not counted
             case CodeType::e4m3: convert<CodeType::e4m3>(c, tile); break;
             case CodeType::e5m2: convert<CodeType::e5m2>(c, tile); break;
             case CodeType::int8: convert<CodeType::int8>(c, tile); break;
         }
-        fence_shared_for_async();
-        __syncwarp();
-        if (arrives_for_warp(c.lane)) full.arrive();
+        announce(c, full);
         of_v ? c.v_done.advance() : c.k_done.advance();
     }
     // Each lane converts the codes that it has copied, sixteen at a time. The two halves of the result are neighbours.

@@ -74,9 +74,8 @@ struct ForwardSharedStorage {
     // One thread calls it before the warps take their roles. `readers`: the thread blocks whose consumers release a stage of K or
     // V.
     __device__ __forceinline__ void init(int readers) {
-        constexpr int kFull = Traits::kArrivalsOfLoads * (Traits::kCopied ? kArrivalsOfWarp : 1);
-        k.init(readers * Traits::kConsumerWarps, kFull);
-        v.init(readers * Traits::kConsumerWarps, kFull);
+        k.init(readers * Traits::kConsumerWarps, Traits::kArrivalsOfLoads);
+        v.init(readers * Traits::kConsumerWarps, Traits::kArrivalsOfLoads);
         for (int group = 0; group < Traits::kGroups; ++group) q[group].init(4);
         scheduled.init(Traits::kProducerWarps);
         // Arrivals: the consumers, the producers, the scheduler warp and, in dynamic instances, the zero-fill warp. Copied

@@ -40,7 +40,8 @@ struct ForwardTraits {
     static constexpr bool kCache = kCopied || kInvariant || kInstance == ForwardInstance::cache;  // they are in a cache
     // Warps that load. Over a cache: one for Q and K, one for V; or one for Q and four for keys and values.
     static constexpr int kProducerWarps = kCopied ? 5 : (kCache ? 2 : 1);
-    static constexpr int kArrivalsOfLoads = kCopied ? 4 : 1;  // arrivals at the barrier of a stage of K or V that say it is full
+    // Arrivals at the barrier of a stage of K or V that say that it is full. Copies: of each lane, and one more of each warp.
+    static constexpr int kArrivalsOfLoads = kCopied ? 4 * 33 : 1;
     // Whether decode kernels can run at the same time (prefill_share.cuh). With invariant rows there are too few registers.
     static constexpr bool kBesideDecode = kCache && !kInvariant;
     static constexpr bool kPairs =

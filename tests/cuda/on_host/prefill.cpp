@@ -299,6 +299,7 @@ bool check(const Case& c) {
 
 int main(int, char** argv) {
     emulation::set_disorder(std::atoi(argv[2]));
+    late_copies = true;
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const std::vector<Sequence> mixed = {{1, 1, 200}, {130, 130, 70}, {0, 0, 50}, {63, 63, 100}, {64, 64, 0}, {257, 257, 33}};
     const Case cases[] = {
