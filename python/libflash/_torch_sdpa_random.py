@@ -63,7 +63,7 @@ def is_ours(second: Tensor | None) -> bool:
         return False
     if capturing(second):
         return second.storage_offset() == MARK_OFFSET
-    return int(second) == MARK
+    return int(second.view(torch.int64)) == MARK  # PyTorch's is uint64 and, without dropout, any number
 
 
 def redraw(dropout_p: float, first: Tensor, second: Tensor | None) -> dict[str, Any]:

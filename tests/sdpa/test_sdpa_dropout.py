@@ -97,3 +97,10 @@ def test_backward_operators_stay_while_libflash_has_drawn_masks(backward_kernels
 def test_backward_operators_are_removed_where_no_mask_was_drawn(backward_kernels: Any) -> None:
     backward_kernels.stop()
     assert backward_kernels.library is None
+
+
+def test_any_number_of_pytorch_is_not_ours() -> None:
+    """Without dropout its operators leave the offset, uint64, as it happens to be in memory."""
+    for number in (0, 2**63, 13836327163894169600, 2**64 - 1):
+        assert not _torch_sdpa_random.is_ours(torch.tensor(number, dtype=torch.uint64))
+    assert _torch_sdpa_random.is_ours(torch.tensor(_torch_sdpa_random.MARK, dtype=torch.uint64))

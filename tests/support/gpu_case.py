@@ -67,23 +67,23 @@ class Problem:
     dlse: torch.Tensor | None
     options: dict
 
-    def forward(self, kernel: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, kernel: str | None = None, **more: str) -> tuple[torch.Tensor, torch.Tensor]:
         """(o, lse), NaN in rows that belong to no sequence."""
         *batch, rows, heads, _ = self.q.shape
         out = full_of_nan((*self.q.shape[:-1], self.v.shape[-1]), self.q)
         lse = full_of_nan((*batch, heads, rows), self.q, wide_type(self.q))
-        libflash.attention(self.q, self.k, self.v, out=out, lse=lse, return_lse=True, kernel=kernel, **self.options)
+        libflash.attention(self.q, self.k, self.v, out=out, lse=lse, return_lse=True, kernel=kernel, **self.options, **more)
         return out, lse
 
     def backward(
-        self, o: torch.Tensor, lse: torch.Tensor, kernel: str | None = None, deterministic: bool = False
+        self, o: torch.Tensor, lse: torch.Tensor, kernel: str | None = None, deterministic: bool = False, **more: str
     ) -> dict[str, torch.Tensor]:
         """All gradients of the case."""
         made = {f"d{name}": full_of_nan(x.shape, x) for name, x in (("q", self.q), ("k", self.k), ("v", self.v))}
         for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items():
             if given in self.options:
                 made[name] = full_of_nan(self.options[given].shape, self.options[given])
-        options = self.options | {"dlse": self.dlse, "deterministic": deterministic, "kernel": kernel}
+        options = self.options | {"dlse": self.dlse, "deterministic": deterministic, "kernel": kernel} | more
         libflash.attention_backward(self.dout, self.q, self.k, self.v, o, lse, **made, **options)
         return made
 

@@ -88,9 +88,10 @@ __device__ __forceinline__ void scale_and_cap_log2(const Params& params, const F
     }
 }
 
-// ALiBi. `position`: the key on the diagonal of the query row, where the distance is 0.
+// ALiBi. `position`: the key on the diagonal of the query row, where the distance is 0. One rounding, so that every kernel has
+// the same bits: for invariant rows the compiler must not choose which products it fuses.
 __device__ __forceinline__ void subtract_alibi(float& score, float slope, int position, int key) {
-    score -= slope * fabsf(static_cast<float>(position - key));
+    score = fmaf(-slope, fabsf(static_cast<float>(position - key)), score);
 }
 
 // Adds ALiBi and bias, applies the boolean mask, and converts the scores to base-2 units.

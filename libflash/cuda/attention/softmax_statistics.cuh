@@ -169,7 +169,9 @@ struct Dsink {
             if (sink == -INFINITY) continue;
             for (int row = threadIdx.x; row < rows.length; row += kThreads) {
                 const SoftmaxStatistics f = statistics[row];
-                sum -= exp2_approx(min_or_nan(sink - f.lse_log2 - exponent_shift<T>(), 0.0f)) * f.delta;
+                // The probability of the sink is the square of `root`, which does not underflow: delta may be large.
+                const float root = exp2_approx(0.5f * min_or_nan(sink - f.lse_log2 - exponent_shift<T>(), 0.0f));
+                sum -= root * (root * f.delta);
             }
         }
         return sum;

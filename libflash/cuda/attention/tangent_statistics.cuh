@@ -120,8 +120,9 @@ struct TangentDsink {
                 params.statistics + QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
             for (int row = threadIdx.x; row < rows.length; row += kThreads) {
                 const TangentStatistics of = statistics[row];
-                const float p = exp2_approx(min_or_nan(sink - of.lse_log2 - exponent_shift<T>(), 0.0f));
-                if (of.lse_log2 != INFINITY) sum -= p * fmaf(tsink - of.mu, of.delta, of.tdelta);
+                // The probability of the sink is the square of `root`, which does not underflow.
+                const float root = exp2_approx(0.5f * min_or_nan(sink - of.lse_log2 - exponent_shift<T>(), 0.0f));
+                if (of.lse_log2 != INFINITY) sum -= root * (root * fmaf(tsink - of.mu, of.delta, of.tdelta));
             }
         }
         return sum;
