@@ -24,7 +24,6 @@ struct ForwardCopyWarpgroup {
     const ForwardContext<Traits>& context;
     const ForwardTileScheduler<Traits> scheduler{context};
 
-    enum Part { kK, kV, kNone };
     struct State {
         int warp, lane;
         PipelineState<Traits::kStages> k, k_done;  // of the copies that begin, and of those that end
@@ -58,7 +57,7 @@ struct ForwardCopyWarpgroup {
             bool found = wait_for_work_tile(c);
             if (found) provide_empty_v(c);
             while (true) {
-                copy_work_tile(c, found);
+                context.params.code == CodeType::none ? copy_work_tile<false>(c, found) : copy_work_tile<true>(c, found);
                 if (!found) break;
                 found = wait_for_work_tile(c);
             }
@@ -82,47 +81,62 @@ private:
         c.v_done.advance();
     }
 
-    // Copies key tiles from the last to the first; V of a tile after K of the next tile. After the last work tile (`found` is
-    // false) it completes the copies in flight.
+    // Copies key tiles from the last to the first; V of a tile after K of the next tile. kCodes: whether the cache has codes; then
+    // the end mark (`found` is false) completes the copies in flight.
+    template <bool kCodes>
     __device__ __forceinline__ void copy_work_tile(State& c, bool found) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
         const int begin = work_tile.keys.begin, last = work_tile.keys.end - 1;  // no tile in the end mark
+        const Keys keys(context, work_tile, c);
         PageRow of_v{}, of_k{}, next{};
-        if (found) of_k = find(c, work_tile, last);
+        if (found) of_k = keys.find(last);
 #pragma unroll 1
         for (int tile = last; tile >= begin - 1; --tile) {
-            if (tile > begin) next = find(c, work_tile, tile - 1);  // early, because reading the table takes time
-            const Part end = !found ? kNone : (tile < last ? kV : kK);
-#pragma unroll 1
-            for (int part = !found ? kNone : (tile >= begin ? kK : kV); part <= end; ++part) {
-                const bool free = part != kNone && is_free(c, part);
-                for (const int keep = free ? kMostInFlight - 1 : 0; c.in_flight > keep;) complete_oldest(c);
-                if (part == kK) begin_k(c, work_tile, of_k);
-                if (part == kV) begin_v(c, work_tile, of_v);
-            }
+            if (tile > begin) next = keys.find(tile - 1);  // early, because reading the table takes time
+            if constexpr (kCodes) make_room(c, tile >= begin, is_free(c.k));
+            if (tile >= begin) begin_k<kCodes>(c, work_tile, of_k);
+            if constexpr (kCodes) make_room(c, tile < last || !found, found && is_free(c.v));
+            if (tile < last && found) begin_v<kCodes>(c, work_tile, of_v);
             of_v = of_k, of_k = next;
         }
         __syncwarp();
         c.slot = Storage::next_slot(c.slot);
     }
-    // Whether the stage of the next copy is free. If not, all copies in flight are completed before the warp waits: the consumers
-    // may need them to free the stage.
-    __device__ __forceinline__ bool is_free(const State& c, int part) const {
-        return !__any_sync(0xffffffffu, part == kK ? !c.k.is_empty() : !c.v.is_empty());
+    // Before a copy begins: completes copies, so that few are in flight. If the stage is not free, all are completed before the
+    // warp waits: the consumers may need them to free the stage.
+    __device__ __forceinline__ void make_room(State& c, bool begins, bool free) const {
+        const int most = !begins ? kMostInFlight : (free ? kMostInFlight - 1 : 0);
+#pragma unroll 1
+        while (c.in_flight > most) complete_oldest(c);
+    }
+    template <class Pipeline>
+    __device__ __forceinline__ static bool is_free(const Pipeline& pipeline) {
+        return !__any_sync(0xffffffffu, !pipeline.is_empty());
     }
 
-    // The page and row of this lane's key of a tile. A page that no row sees is not read: it may belong to another sequence, and
-    // its block table entry may be stale.
-    __device__ __forceinline__ PageRow find(const State& c, const WorkTile& work_tile, int tile) const {
-        const CacheParams& cache = context.params.cache;
-        const int key = tile * kBlockN + c.warp * kKeys + c.lane;
-        const VisibleRange seen = work_tile.keys.seen_by_tile(work_tile.q_rows.length);
-        if (key < seen.begin || key >= seen.end) return {kHidden, 0};
-        const KeyLocation at = KeyLocations(cache, work_tile.batch()).of(key);
-        const bool exists = static_cast<uint32_t>(at.page) < static_cast<uint32_t>(cache.pages);
-        return {exists ? at.page : kAbsent, at.row};
-    }
+    // The keys of a work tile.
+    struct Keys {
+        const CacheParams& cache;
+        const KeyLocations locations;
+        VisibleRange seen;
+        int first;  // this lane's key of tile 0
 
+        __device__ __forceinline__ Keys(const ForwardContext<Traits>& of_kernel, const WorkTile& work_tile, const State& c)
+            : cache(of_kernel.params.cache), locations(cache, work_tile.batch()),
+              seen(work_tile.keys.seen_by_tile(work_tile.q_rows.length)), first(c.warp * kKeys + c.lane) {}
+
+        // The page and row of this lane's key of a tile. A page that no row sees is not read: it may belong to another sequence,
+        // and its block table entry may be stale.
+        __device__ __forceinline__ PageRow find(int tile) const {
+            const int key = tile * kBlockN + first;
+            if (key < seen.begin || key >= seen.end) return {kHidden, 0};
+            const KeyLocation at = locations.of(key);
+            const bool exists = static_cast<uint32_t>(at.page) < static_cast<uint32_t>(cache.pages);
+            return {exists ? at.page : kAbsent, at.row};
+        }
+    };
+
+    template <bool kCodes>
     __device__ __forceinline__ void begin_k(State& c, const WorkTile& work_tile, const PageRow& at) const {
         const unsigned absent = __ballot_sync(0xffffffffu, at.page == kAbsent);
         c.k.wait_empty();
@@ -130,14 +144,15 @@ private:
         if (c.lane == 0) copied.absent[c.warp] = absent;
         copy_scale(c, context.params.k_scale, work_tile.kv_head, at, copied.k_scale);
         copy_scale(c, context.params.v_scale, work_tile.kv_head, at, copied.v_scale);
-        copy(c, context.tiles.k(c.k.stage), context.params.cache.k, context.params.head_dim, work_tile.kv_head, at);
-        announce_when_complete(c, c.k.full(), kK);
+        copy<kCodes>(c, context.tiles.k(c.k.stage), context.params.cache.k, context.params.head_dim, work_tile.kv_head, at);
+        announce_when_complete<kCodes>(c, c.k.full(), 0);
         c.k.advance();
     }
+    template <bool kCodes>
     __device__ __forceinline__ void begin_v(State& c, const WorkTile& work_tile, const PageRow& at) const {
         c.v.wait_empty();
-        copy(c, context.tiles.v(c.v.stage), context.params.cache.v, context.params.head_dim_v, work_tile.kv_head, at);
-        announce_when_complete(c, c.v.full(), kV);
+        copy<kCodes>(c, context.tiles.v(c.v.stage), context.params.cache.v, context.params.head_dim_v, work_tile.kv_head, at);
+        announce_when_complete<kCodes>(c, c.v.full(), 1);
         c.v.advance();
     }
 
@@ -147,14 +162,15 @@ private:
         if (c.lane == 0) full.arrive();
     }
     // Elements mark a stage full by themselves, codes when they have been converted.
-    __device__ __forceinline__ void announce_when_complete(State& c, const MBarrier& full, Part part) const {
-        if (context.params.code == CodeType::none) {
+    template <bool kCodes>
+    __device__ __forceinline__ void announce_when_complete(State& c, const MBarrier& full, uint32_t of_v) const {
+        if constexpr (kCodes) {
+            cp_async_commit();
+            c.of_v |= of_v << c.in_flight++;
+        } else {
             __syncwarp();
             if (c.lane == 0) full.arrive();  // for what the lanes have stored themselves
             arrive_after_copies(full);
-        } else {
-            cp_async_commit();
-            c.of_v |= part << c.in_flight++;
         }
     }
 
@@ -175,26 +191,21 @@ private:
         }
     };
 
-    // Begins to copy this warp's rows; writes zeros for keys that are not loaded and for channels that do not exist.
+    // Begins to copy this warp's rows; writes zeros for keys that are not loaded and for channels that do not exist. Rows are found
+    // by their distance from the first one in units of 16 bytes, below 2^32 - 1 (prefill_capabilities.cpp).
+    template <bool kCodes>
     __device__ __forceinline__ void copy(const State& c, uint32_t tile, const RowsParams& rows, int channels, int head,
                                          const PageRow& at) const {
-        if (context.params.code == CodeType::none) {
-            copy_elements<2>(c, tile, rows, channels, head, at);
-        } else {
-            copy_elements<1>(c, tile, rows, channels, head, at);
-        }
-    }
-    template <int kBytes>
-    __device__ __forceinline__ void copy_elements(const State& c, uint32_t tile, const RowsParams& rows, int channels, int head,
-                                                  const PageRow& at) const {
+        constexpr int kBytes = kCodes ? 1 : 2, kElements = 16 / kBytes;
         const Lane<kBytes> lane(c, tile);
-        const bool exists = lane.vector * (16 / kBytes) < channels;
+        const bool exists = lane.vector * kElements < channels;
         const char* const from = static_cast<const char*>(rows.data) + head * rows.head * kBytes + lane.vector * 16;
-        const int64_t offset = at.page < 0 ? -1 : (at.page * rows.batch + at.row * rows.row) * kBytes;
+        const uint64_t elements = at.page * rows.batch + at.row * rows.row;
+        const uint32_t distance = at.page < 0 ? UINT32_MAX : static_cast<uint32_t>(elements / kElements);
 #pragma unroll 4
         for (int step = 0; step < Lane<kBytes>::kSteps; ++step) {
-            const int64_t of_row = __shfl_sync(0xffffffffu, offset, lane.row + step * Lane<kBytes>::kRows);
-            cp_async_16(lane.address(step), from + of_row, exists && of_row >= 0);
+            const uint32_t of_row = __shfl_sync(0xffffffffu, distance, lane.row + step * Lane<kBytes>::kRows);
+            cp_async_16(lane.address(step), from + uint64_t{of_row} * 16, exists && of_row != UINT32_MAX);
         }
     }
 
@@ -239,7 +250,7 @@ private:
         constexpr int kAtOnce = 4;  // loads, so that one does not wait for the other
         static_assert(Lane<1>::kSteps % kAtOnce == 0);
         const Lane<1> lane(c, tile);
-#pragma unroll
+#pragma unroll 1
         for (int first = 0; first < Lane<1>::kSteps; first += kAtOnce) {
             uint4 codes[kAtOnce], low, high;
 #pragma unroll

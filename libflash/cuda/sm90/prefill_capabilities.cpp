@@ -1,5 +1,7 @@
 // The options of decode that the prefill kernels of sm_90a do not support. With such an option the decode kernels compute all
 // rows.
+#include <cstdint>
+
 #include "cuda/attention/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/sm90/forward_instance.h"
@@ -43,6 +45,16 @@ bool has_vectors(const DecodeProblem& problem, std::string* why) {
     return true;
 }
 
+// Whether the threads that copy find every row by a distance of 32 bits in units of 16 bytes (forward_copy_warpgroup.cuh).
+bool has_short_distances(const TensorView& cache, int64_t element) {
+    int64_t last = 0;  // the distance of the last row, in bytes
+    for (int i = 0; i < 3; ++i) {
+        if (cache.shape[i] > 1 && cache.stride[i] < 0) return false;
+        last += (cache.shape[i] - 1) * cache.stride[i] * element;
+    }
+    return last / 16 < UINT32_MAX;
+}
+
 bool loads_cache(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {
     const KvCache& cache = problem.cache;
     if (cache.capacity == 0 || cache.k.shape[0] == 0) return reject(why, "k_cache: has no rows");
@@ -51,6 +63,9 @@ bool loads_cache(const KernelConfig& config, const DecodeProblem& problem, std::
         return reject(why, "q, k_cache, v_cache: addresses and strides must be multiples of 16 bytes for it, and not negative");
     if (!has_vectors(problem, why)) return false;
     if (!copies) return true;
+    const int64_t stored = element_bytes(cache.dtype);
+    if (!has_short_distances(cache.k, stored) || !has_short_distances(cache.v, stored))
+        return reject(why, "k_cache, v_cache: strides must not be negative for it, and the rows lie within 64 GiB");
     if (problem.invariant_rows)
         return reject(why, "k_cache: with FLASH_FLAG_INVARIANT_ROWS it must have the type of q, no scales, and pages whose size ",
                       "is a multiple of 16");
