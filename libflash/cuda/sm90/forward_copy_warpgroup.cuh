@@ -81,8 +81,8 @@ private:
         c.v_done.advance();
     }
 
-    // Copies key tiles from the last to the first; V of a tile after K of the next tile. kCodes: whether the cache has codes; then
-    // the end mark (`found` is false) completes the copies in flight.
+    // Copies key tiles from the last to the first; V of a tile after K of the next tile. kCodes: whether the cache has codes;
+    // then the end mark (`found` is false) completes the copies in flight.
     template <bool kCodes>
     __device__ __forceinline__ void copy_work_tile(State& c, bool found) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
@@ -191,8 +191,8 @@ private:
         }
     };
 
-    // Begins to copy this warp's rows; writes zeros for keys that are not loaded and for channels that do not exist. Rows are found
-    // by their distance from the first one in units of 16 bytes, below 2^32 - 1 (prefill_capabilities.cpp).
+    // Begins to copy this warp's rows; writes zeros for keys that are not loaded and for channels that do not exist. Rows are
+    // found by their distance from the first one in units of 16 bytes, below 2^32 - 1 (prefill_capabilities.cpp).
     template <bool kCodes>
     __device__ __forceinline__ void copy(const State& c, uint32_t tile, const RowsParams& rows, int channels, int head,
                                          const PageRow& at) const {
@@ -262,31 +262,6 @@ private:
                 store_shared_words(lane.address(first + i) ^ 16, high);
             }
         }
-    }
-};
-
-// The warp that loads Q, beside the warpgroup above. Also announces work tiles to the consumers, which wait for Q.
-template <class Traits>
-struct ForwardQueryProducer : ForwardProducer<Traits> {
-    using Producer = ForwardProducer<Traits>;
-    using Producer::context, Producer::scheduler;
-    using typename Producer::State, typename Producer::Storage;
-
-    __device__ __forceinline__ explicit ForwardQueryProducer(const ForwardContext<Traits>& of_kernel) : Producer{of_kernel} {}
-
-    __device__ __forceinline__ void run() const {
-        State p = this->initial_state();
-        ScheduleCursor cursor{};
-        wait_for_previous_kernel();
-        do {
-            bool found = true;
-            while (found) {
-                found = this->wait_for_work_tile(p);
-                if (p.leader) this->load_q(p, context.storage.work_tiles[p.slot], found);
-                this->go_to_next_slot(p);
-            }
-            cursor.exact_maximum = context.storage.work_tiles[Storage::previous_slot(p.slot)].exact_maximum;
-        } while (scheduler.start_recompute(cursor));
     }
 };
 

@@ -6,6 +6,7 @@
 #include "cuda/sm90/forward_copy_warpgroup.cuh"
 #include "cuda/sm90/forward_empty_tiles.cuh"
 #include "cuda/sm90/forward_producer.cuh"
+#include "cuda/sm90/forward_query_producer.cuh"
 #include "cuda/sm90/forward_scheduler_warp.cuh"
 #include "cuda/sm90/forward_traits.cuh"
 #include "cuda/sm90/forward_zero_fill.cuh"
