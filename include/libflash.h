@@ -471,11 +471,10 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Types of the caches. The type of q, or, unless that is FLOAT64 (CUDA: or FLOAT32), one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2,
  * INT8. k_cache and v_cache have the same. q of 8 bits is UNSUPPORTED. Elements of 8 bits are codes. A cache of codes gives bit
- * for bit what a cache of q's type with the values of the codes gives with the same scales. Except on Hopper GPUs: there a call
- * over a cache of q's type without scales and FLASH_FLAG_INVARIANT_ROWS may compute 17 or more query rows of a key head by
- * another kernel and, without num_splits and split_size, sequences of at least 64 query rows (96 if the larger of D and Dv is 65
- * to 96) by one for long chunks, beside which the keys of the others are split in another way. So the bits may differ. explain
- * names these kernels.
+ * for bit what a cache of q's type with the values of the codes gives with the same scales. Except on Hopper GPUs without scales
+ * and without FLASH_FLAG_INVARIANT_ROWS: there 17 or more query rows of a key head may have another kernel over a cache of q's
+ * type, and long chunks (sequences of at least 64 or 96 query rows, without num_splits and split_size) too, beside which the keys
+ * of the other sequences are split in another way. So the bits may differ. explain names the kernels.
  *
  * Scales. A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
  * strides. Without a scale the value is the element; INT8 needs both scales. By the number of dimensions:

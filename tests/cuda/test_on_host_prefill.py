@@ -66,7 +66,7 @@ def test_prefill_against_double(output: Callable[[Run], str], run: Run) -> None:
 
 @pytest.mark.parametrize("run", COPIED_RUNS)
 def test_copied_caches_against_double(output: Callable[[Run], str], run: Run) -> None:
-    assert output(run).count("ok ") == 14
+    assert output(run).count("ok ") == 15
 
 
 @pytest.mark.parametrize("run", INVARIANT_RUNS)

@@ -145,6 +145,29 @@ def test_against_the_cpu(kernel: dict, code: str, page: int, form: str, more: di
 
 
 @every_kernel
+@pytest.mark.parametrize("code", ["", "e4m3"])
+def test_entries_of_other_sequences(kernel: dict, code: str) -> None:
+    """cache_batch_idx: the sequences have the entries of a larger cache in another order."""
+    arrays, options = step(kernel, 0, code, scaled=True)
+    del options["k"], options["v"]
+    one = torch.full((1,), 1 / CODE_OF_ONE[code], device=arrays["q"].device)
+    options |= {"causal": True, "k_scale": one, "v_scale": one}
+    wanted = run(arrays, **options)
+    assert wanted[0].isfinite().all()
+    order = torch.tensor([9, 3, 0, 7, 1, 10, 4, 6], dtype=torch.int32, device=arrays["q"].device)
+    others = dict(arrays)
+    for name in ("k_cache", "v_cache"):
+        cache = arrays[name]
+        larger = torch.full((11, *cache.shape[1:]), 0x7F, dtype=torch.uint8, device=cache.device)
+        larger = larger.repeat_interleave(cache.element_size(), -1).view(cache.dtype)
+        larger.view(torch.uint8)[order.long()] = cache.view(torch.uint8)
+        others[name] = larger
+    options["cache_batch_idx"] = order
+    assert is_copied(kernel, others, **options)
+    assert all(map(same_bits, run(others, **options), wanted))
+
+
+@every_kernel
 def test_small_pages_have_the_bits_of_large_ones(kernel: dict) -> None:
     """Whether TMA or threads load the keys changes no bit: all sequences have long chunks, which the prefill kernel takes."""
     rows = (130, 64, 200, 96, 65, 90, 300, 70)

@@ -169,7 +169,7 @@ struct Dsink {
             if (sink == -INFINITY) continue;
             for (int row = threadIdx.x; row < rows.length; row += kThreads) {
                 const SoftmaxStatistics f = statistics[row];
-                // The probability of the sink is the square of `root`, which does not underflow: delta may be large.
+                // The probability of the sink is the square of `root`. It may underflow where its product with delta does not.
                 const float root = exp2_approx(0.5f * min_or_nan(sink - f.lse_log2 - exponent_shift<T>(), 0.0f));
                 sum -= root * (root * f.delta);
             }

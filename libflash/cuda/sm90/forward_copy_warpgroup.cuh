@@ -87,7 +87,7 @@ private:
     __device__ __forceinline__ void copy_work_tile(State& c, bool found) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
         const int begin = work_tile.keys.begin, last = work_tile.keys.end - 1;  // no tile in the end mark
-        const Keys keys(context, work_tile, c);
+        const Keys keys(context, work_tile, c, found);
         PageRow of_v{}, of_k{}, next{};
         if (found) of_k = keys.find(last);
 #pragma unroll 1
@@ -121,8 +121,10 @@ private:
         VisibleRange seen;
         int first;  // this lane's key of tile 0
 
-        __device__ __forceinline__ Keys(const ForwardContext<Traits>& of_kernel, const WorkTile& work_tile, const State& c)
-            : cache(of_kernel.params.cache), locations(cache, work_tile.batch()),
+        // The end mark has no sequence, so the entry of another one is read.
+        __device__ __forceinline__ Keys(const ForwardContext<Traits>& of_kernel, const WorkTile& work_tile, const State& c,
+                                        bool found)
+            : cache(of_kernel.params.cache), locations(cache, found ? work_tile.batch() : 0),
               seen(work_tile.keys.seen_by_tile(work_tile.q_rows.length)), first(c.warp * kKeys + c.lane) {}
 
         // The page and row of this lane's key of a tile. A page that no row sees is not read: it may belong to another sequence,
@@ -161,7 +163,7 @@ private:
         full.arrive();
         if (c.lane == 0) full.arrive();
     }
-    // Elements mark a stage full by themselves, codes when they have been converted.
+    // Numbers of the type of Q mark a stage full by themselves, codes when they have been converted.
     template <bool kCodes>
     __device__ __forceinline__ void announce_when_complete(State& c, const MBarrier& full, uint32_t of_v) const {
         if constexpr (kCodes) {

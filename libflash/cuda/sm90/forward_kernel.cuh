@@ -15,9 +15,10 @@
 
 namespace libflash::cuda::sm90 {
 
-// Three warps wait for the previous kernel: the producer warp, the warp that writes work tiles without keys (over a cache, after
-// it has loaded V) and, with lengths on the device, the scheduler warp. The other warps need not wait: before they read or write
-// global memory, they wait on an mbarrier for a load that the producer issued after its own wait.
+// Some warps wait for the previous kernel: the producer warp, the warp that writes work tiles without keys (over a cache it loads
+// V before, unless a warpgroup of its own copies keys and values), with lengths on the device the scheduler warp, and the warps
+// that copy. The other warps need not wait: before they read or write global memory, they wait on an mbarrier for a load that the
+// producer issued after its own wait.
 template <class Traits>
 struct ForwardProducerWarpgroup {
     const ForwardContext<Traits>& context;

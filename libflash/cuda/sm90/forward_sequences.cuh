@@ -37,11 +37,16 @@ __device__ __forceinline__ ForwardKeys keys_of(const PrefillParams& params, int 
     return {0, count.length, count.existing};
 }
 
+// Bytes of an element of K and V.
+__device__ __forceinline__ float key_bytes(const ForwardParams&) { return 2.0f; }
+__device__ __forceinline__ float key_bytes(const PrefillParams& params) { return params.code == CodeType::none ? 2.0f : 1.0f; }
+
 // How many heads (with pairs: pairs of heads) are a group of the tile scheduler in a sequence with `keys` keys: the keys and
 // values of a group fit into kL2Bytes, and groups are about equal. At least the heads that share a key head are a group.
 template <class Params>
 __device__ __forceinline__ int heads_of_group(const Params& params, int keys) {
-    const float bytes_of_key_head = 2.0f * static_cast<float>(keys) * static_cast<float>(params.head_dim + params.head_dim_v);
+    const float bytes_of_key_head =
+        key_bytes(params) * static_cast<float>(keys) * static_cast<float>(params.head_dim + params.head_dim_v);
     const float key_heads = static_cast<float>(kL2Bytes) / fmaxf(bytes_of_key_head, 1.0f);
     const int fit = max(1, static_cast<int>(fminf(key_heads, static_cast<float>(params.heads_q / params.group_size)))),
               heads = params.heads_q / heads_of_unit(params), together = fit * params.group_size / heads_of_unit(params),

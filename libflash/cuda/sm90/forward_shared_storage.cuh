@@ -50,7 +50,7 @@ template <class Traits>
 struct ForwardSharedStorage {
     using WorkTile = ForwardWorkTile<Traits>;
     static constexpr int kStages = Traits::kStages;
-    static constexpr int kScheduledTiles = 1;  // work tiles that the scheduler warp has found and the producer warp has not taken
+    static constexpr int kScheduledTiles = 1;  // work tiles that the scheduler warp has found and the producers have not taken
     static constexpr int kSlots = 3 + Traits::kQStages + kScheduledTiles;
     struct DynamicState {
         TileWord tiles[kStages];  // the key tiles in the stages of K; over a cache: their absent units (forward_cached_keys.cuh)
@@ -65,8 +65,8 @@ struct ForwardSharedStorage {
     PipelineBarriers<kScheduledTiles> scheduled;  // work tiles, from the scheduler warp to the producers
     uint64_t first_pass_done;
     RecomputeList recompute;
-    // A ring of slots: the scheduler warp fills them, the producer warp and the consumers read them. With one stage of Q, the
-    // scheduler warp fills work tile n in after the producer warp took n-1, hence after all consumers released Q of n-3. The
+    // A ring of slots: the scheduler warp fills them, the producers and the consumers read them. With one stage of Q, the
+    // scheduler warp fills work tile n in after the warp that loads Q took n-1, hence after all consumers released Q of n-3. The
     // consumers may still have to write the rows of n-4, so five slots are needed.
     WorkTile work_tiles[kSlots];
     std::conditional_t<Traits::kDynamic, DynamicState, Empty> dynamic;

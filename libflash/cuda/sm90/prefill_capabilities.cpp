@@ -32,25 +32,28 @@ const char* option_prefill_lacks(const DecodeProblem& problem) {
     return problem.request.num_splits > 0 ? "num_splits" : nullptr;
 }
 
+// A cache with scales must do what one with codes in its place would do, so that both have the same kernel and the same bits.
 bool has_vectors(const DecodeProblem& problem, std::string* why) {
     const KvCache& cache = problem.cache;
-    const int64_t element = element_bytes(problem.dtype), stored = element_bytes(cache.dtype);
+    const int64_t element = element_bytes(problem.dtype), stored = has_scales(cache) ? 1 : element_bytes(cache.dtype);
     const auto fits = [](const TensorView& tensor, int64_t dim, int64_t bytes) {
         return rows_fit_vectors(rows_params(tensor), dim, bytes);
     };
     if (!fits(problem.q, problem.head_dim, element) || !fits(problem.out, problem.head_dim_v, element))
         return reject(why, "q, out: their rows must be multiples of 16 bytes for it");
     if (!fits(cache.k, problem.head_dim, stored) || !fits(cache.v, problem.head_dim_v, stored))
-        return reject(why, "k_cache, v_cache: their addresses, strides and rows must be multiples of 16 bytes for it");
+        return reject(why,
+                      "k_cache, v_cache: their addresses, strides and rows must be multiples of 16 bytes for it, with scales of ",
+                      "16 elements");
     return true;
 }
 
 // Whether the threads that copy find every row by a distance of 32 bits in units of 16 bytes (forward_copy_warpgroup.cuh).
 bool has_short_distances(const TensorView& cache, int64_t element) {
-    int64_t last = 0;  // the distance of the last row, in bytes
+    double last = 0;  // the distance of the last row, in bytes
     for (int i = 0; i < 3; ++i) {
         if (cache.shape[i] > 1 && cache.stride[i] < 0) return false;
-        last += (cache.shape[i] - 1) * cache.stride[i] * element;
+        last += static_cast<double>(cache.shape[i] - 1) * static_cast<double>(cache.stride[i] * element);
     }
     return last / 16 < UINT32_MAX;
 }
@@ -65,7 +68,7 @@ bool loads_cache(const KernelConfig& config, const DecodeProblem& problem, std::
     if (!copies) return true;
     const int64_t stored = element_bytes(cache.dtype);
     if (!has_short_distances(cache.k, stored) || !has_short_distances(cache.v, stored))
-        return reject(why, "k_cache, v_cache: strides must not be negative for it, and the rows lie within 64 GiB");
+        return reject(why, "k_cache, v_cache: strides must not be negative for it, and the rows must lie within 64 GiB");
     if (problem.invariant_rows)
         return reject(why, "k_cache: with FLASH_FLAG_INVARIANT_ROWS it must have the type of q, no scales, and pages whose size ",
                       "is a multiple of 16");

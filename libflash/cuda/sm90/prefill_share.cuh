@@ -27,8 +27,7 @@ struct PrefillWork {
         const float window = params.mask.left < kUnboundedWindow ? static_cast<float>(params.mask.left) : length;
         if (rows < params.fewest_rows) {
             const float keys = fminf(length, window + static_cast<float>(rows));
-            const float element = params.code == CodeType::none ? 2.0f : 1.0f;  // bytes
-            return {0.0f, keys * channels * element * static_cast<float>(params.heads_q / params.group_size)};
+            return {0.0f, keys * channels * key_bytes(params) * static_cast<float>(params.heads_q / params.group_size)};
         }
         const float keys = fmaxf(0.0f, fminf(length - (causal ? 0.5f * static_cast<float>(rows) : 0.0f), window + 1.0f));
         return {2.0f * keys * channels * static_cast<float>(rows) * static_cast<float>(params.heads_q), 0.0f};

@@ -1,4 +1,5 @@
-// The roles of the warps of a thread block: the first warpgroup is the producer, the other warpgroups are consumers.
+// The roles of the warps of a thread block: the first warpgroup is the producer, the other warpgroups are consumers. (The forward
+// kernel may have one more, forward_copy_warpgroup.cuh.)
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"

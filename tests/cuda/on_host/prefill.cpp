@@ -101,7 +101,7 @@ struct Problem {
         const bool of_rows = c.scales == Scales::rows;
         const int scales = of_rows ? pages * rows_of_page * kHeadsK : batch * kHeadsK;
         for (int i = 0; i < scales; ++i) {
-            const float size = c.code == CodeType::int8 ? 0.03f : 1, more = of_rows ? i % 9 : i;
+            const float size = (c.code == CodeType::int8 ? 0.03f : 1) * (has_codes() ? c.size : 1), more = of_rows ? i % 9 : i;
             k_scales.push_back(of_rows ? NAN : size * (i == 1 ? -0.5f : (i == 2 ? 0 : 1 + 0.1f * more)));
             v_scales.push_back(of_rows ? NAN : size * (i == 3 ? -1 : 1 + 0.2f * more));
         }
@@ -273,6 +273,7 @@ bool values_give_the_same(Problem& p) {
 
 bool check(const Case& c) {
     Problem p(c);
+    std::memset(emulation::shared_memory, 0x7f, sizeof emulation::shared_memory);  // as indices far outside
     emulation::machine.most_resident = c.in_pairs() ? 4 : 1;
     launch_prefill<PrefillKernel>(p.plan, p.params, nullptr);
     double error = 0, size = 0, worst_lse = 0;
@@ -333,6 +334,7 @@ int main(int, char** argv) {
         {0, 1, 300, kDim - 16, kAll, kAll, 1, true, false, 0, mixed, false, e4m3},
         {5, 1, 640, kDim, 90, 0, 1, true, true, 4, {{150, 150, 400}, {64, 64, 500}}, false, e5m2},
         {32, 3, 700, kDim, kAll, 0, 1, false, false, 0, {{330, 330, 340}, {1, 1, 600}, {200, 200, 0}}, true, int8, Scales::heads},
+        {40, 1, 520, kDim, kAll, 0, 12, false, true, 0, {{300, 300, 200}}, false, e4m3, Scales::heads},  // overflow
         {1, 1, 130, kDim, kAll, 0, 1, false, false, 5, {{90, 90, 0}, {100, 0, 130}}, false, int8, Scales::rows},
         {0, 2, 300, kDim, kAll, 0, 1, false, true, 0, mixed, false, CodeType::none, Scales::rows},
         {24, 1, 312, kDim - 16, 100, 0, 1, true, false, 0, mixed, true, e4m3, Scales::rows},
