@@ -120,9 +120,9 @@ struct TangentDsink {
                 params.statistics + QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
             for (int row = threadIdx.x; row < rows.length; row += kThreads) {
                 const TangentStatistics of = statistics[row];
-                const float row = fmaf(tsink - of.mu, of.delta, of.tdelta);
+                const float sum_of_row = fmaf(tsink - of.mu, of.delta, of.tdelta);
                 const float root = exp2_approx(0.5f * min_or_nan(sink - of.lse_log2 - exponent_shift<T>(), 0.0f));
-                if (of.lse_log2 != INFINITY) sum -= root * (root * row);  // as in Dsink
+                if (of.lse_log2 != INFINITY) sum -= root * (root * sum_of_row);  // as in Dsink
             }
         }
         return sum;
