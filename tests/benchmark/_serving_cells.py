@@ -248,7 +248,7 @@ class Step:
         """A forward call with the same operations, with the dense keys of the only sequence."""
         k, v, scales = self.caches(self.cell.code)
         if scales:
-            k, v = ((x.float() * 0.01).bfloat16() for x in (k, v))
+            k, v = ((x.float() * scales[f"{name}_scale"][:, None]).bfloat16() for name, x in (("k", k), ("v", v)))
         k, v = (self.gathered(x).contiguous() for x in (k, v))
         out = torch.empty_like(self.q)[None]
         return lambda: libflash.attention(self.q[None], k, v, causal=True, out=out)[0]

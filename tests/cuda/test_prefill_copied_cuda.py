@@ -17,12 +17,12 @@ torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits, to_numpy  # noqa: E402  (needs torch)
 from gpu_codes import TORCH_CODES  # noqa: E402
 from gpu_decode import NUMPY  # noqa: E402
-from gpu_prefill import check  # noqa: E402
+from gpu_prefill import check, copies_caches  # noqa: E402
 
 HEADS_Q, HEADS_K, CAPACITY = 32, 4, 720
 # Query rows of each sequence (long chunks, single rows, lengths in between, no rows), and its keys before the call.
 ROWS, CACHED = (260, 1, 0, 63, 96, 515, 1, 9), (460, 720, 20, 400, 0, 205, 1, 700)
-KERNELS = [k for k in kernels("prefill") if k["head_dim"] == k["head_dim_v"] and k["head_dim"] in (64, 128)]
+KERNELS = [kernel for kernel in kernels("prefill") if copies_caches(kernel)]
 every_kernel = pytest.mark.parametrize("kernel", parameters([*KERNELS, in_place_of("prefill")]))
 CODES = ("e4m3", "e5m2", "int8")
 CODE_OF_ONE = {"": 1, "e4m3": 80, "e5m2": 10_000, "int8": 30}  # values are about 1 with a scale of its inverse

@@ -32,7 +32,7 @@ from dlpack_producer import Array
 from gpu_case import DTYPES, to_device
 from gpu_codes import on_device, on_host, run_cache
 from gpu_kernels import TYPES, attention_kernels, device_of, kernels, widths
-from gpu_prefill import Step, check_step
+from gpu_prefill import Step, check_step, copies_caches
 from gpu_runs import RUNS
 from gpu_shards import check_shards
 from gpu_shared_keys import SharedKeys, check_shared_keys
@@ -70,11 +70,6 @@ def problems(kernel: dict) -> list:
     if kind.endswith("_tangent"):  # with tdelta and gradients; without
         return [TangentCase(number, case) for number, case in enumerate(attention_problems(kernel)[:2])]
     return attention_problems(kernel)
-
-
-def copies_caches(kernel: dict) -> bool:
-    """Whether the prefill kernel has an instance that copies keys and values, and converts codes."""
-    return kernel["head_dim"] == kernel["head_dim_v"] and kernel["head_dim"] in (64, 128)
 
 
 def odd_widths(kernel: dict) -> dict[str, int]:

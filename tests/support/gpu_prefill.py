@@ -79,6 +79,11 @@ def check(got: tuple, wanted: tuple, kernel: dict) -> None:
     np.testing.assert_allclose(got[1], wanted[1], rtol=2e-5, atol=2e-5)
 
 
+def copies_caches(kernel: dict) -> bool:
+    """Whether the prefill kernel has an instance that copies keys and values, and converts codes."""
+    return kernel["head_dim"] == kernel["head_dim_v"] and kernel["head_dim"] in (64, 128)
+
+
 def uses(kernel: dict, arrays: tuple, options: dict) -> bool:
     """Whether the plan has this prefill kernel."""
     on_gpu = {name: to_device(x, "cuda") if isinstance(x, np.ndarray) else x for name, x in options.items()}

@@ -5,6 +5,7 @@
 
 #include "cuda/sm90/block_pair.cuh"
 #include "cuda/sm90/forward_context.cuh"
+#include "cuda/sm90/forward_instance.h"
 
 namespace libflash::cuda::sm90 {
 
@@ -12,7 +13,7 @@ template <class Traits>
 struct ForwardCachedKeys {
     using WorkTile = ForwardWorkTile<Traits>;
     static constexpr int kBlockN = Traits::kBlockN;
-    static constexpr int kUnit = 16, kUnits = kBlockN / kUnit;  // keys
+    static constexpr int kUnit = kCachedUnit, kUnits = kBlockN / kUnit;  // keys
     static_assert(kUnits <= 32 && kBlockN % kUnit == 0);
     static constexpr int kTilesAtOnce = 32 / kUnits;
 

@@ -116,6 +116,9 @@ constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
 // Invariant rows have two accumulators: for the current segment, and for the segments before it.
 constexpr bool has_invariant_prefill(const KernelConfig& config) { return config.head_dim_v <= 128; }
 
+// Keys of the smallest TMA box over a cache. Keys of pages that are no multiple of it are copied (forward_copy_warpgroup.cuh).
+constexpr int kCachedUnit = 16;
+
 // Whether thread blocks of prefill can work in pairs (block_pair.cuh). Three consumer warpgroups have too few registers for it.
 constexpr bool prefill_has_pairs(const KernelConfig& config) { return config.tile_q <= 128; }
 

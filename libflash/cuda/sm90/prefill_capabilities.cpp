@@ -69,12 +69,10 @@ bool loads_cache(const KernelConfig& config, const DecodeProblem& problem, std::
     const int64_t stored = element_bytes(cache.dtype);
     if (!has_short_distances(cache.k, stored) || !has_short_distances(cache.v, stored))
         return reject(why, "k_cache, v_cache: strides must not be negative for it, and the rows must lie within 64 GiB");
-    if (problem.invariant_rows)
-        return reject(why, "k_cache: with FLASH_FLAG_INVARIANT_ROWS it must have the type of q, no scales, and pages whose size ",
-                      "is a multiple of 16");
-    if (has_copied_prefill(config)) return true;
-    return reject(why, "k_cache: the kernel loads only caches of the type of q, without scales, in pages whose size is a ",
-                  "multiple of 16");
+    if (!problem.invariant_rows && has_copied_prefill(config)) return true;
+    return reject(why, "k_cache: ", problem.invariant_rows ? "with FLASH_FLAG_INVARIANT_ROWS" : "for this kernel",
+                  " it must have the type of q (it has ", cache.dtype, "), no scales, and pages whose size is a multiple of ",
+                  kCachedUnit, " (", cache.page_size, ")");
 }
 
 bool has_enough_sums(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {

@@ -20,8 +20,7 @@ inline int64_t fewest_prefill_rows(int64_t tile_q, ForwardInstance instance) {
 
 // Whether TMA cannot load the cache as it is: keys and values are copied by threads.
 inline bool copies_cache(const KvCache& cache, DType dtype) {
-    constexpr int64_t kUnit = 16;  // ForwardCachedKeys::kUnit
-    return cache.dtype != dtype || has_scales(cache) || (cache.paged() && cache.page_size % kUnit != 0);
+    return cache.dtype != dtype || has_scales(cache) || (cache.paged() && cache.page_size % kCachedUnit != 0);
 }
 
 inline ForwardInstance prefill_instance(const DecodeProblem& problem) {
