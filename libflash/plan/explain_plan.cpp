@@ -51,9 +51,9 @@ std::string order_of(const cuda::ScheduleParams& schedule) {
     const auto text = [](int64_t heads, const std::string& order) { return text_of(heads, " heads at a time", order); };
     const cuda::StaticScheduleParams& fixed = schedule.fixed;
     if (!schedule.paired) return text(schedule.heads_per_group, schedule.reversed ? ", longest tiles first" : "");
-    const int all = schedule.heads, tail = fixed.tail_tiles > 0 ? all - fixed.tail_head : 0;
+    const int all = schedule.heads, tail = fixed.tail_tiles > 0 ? fixed.tail_heads : 0;
     const int64_t group = fixed.tail_group.divisor;
-    if (fixed.pairs == 0 && tail > 0)
+    if (fixed.units == 0 && tail > 0)
         return text(group, group < tail ? ", longest or shortest tiles first in turn" : ", longest tiles first");
     const std::string except = tail > 0 ? text_of(", but not in the last ", tail, " of ", all, " heads") : "";
     return text(schedule.heads_per_group, ", long tiles paired with short ones" + except);

@@ -83,11 +83,12 @@ struct Divisor {
 
 // The static schedule of persistent thread blocks (sm90/static_schedule.cuh); all but the first if ScheduleParams::paired.
 struct StaticScheduleParams {
-    int32_t most_tiles;          // of a thread block
-    int32_t pairs, pair_rounds;  // pairs of tiles; rounds in which thread blocks take them, the last of which may be incomplete
+    int32_t most_tiles;   // of a thread block
+    int32_t units;        // tiles, or pairs of tiles, that thread blocks take in rounds, the last of which may be incomplete
+    int32_t pair_rounds;  // these rounds, of pairs
     int32_t tiles_of_head;
     // The tail: the tiles of the heads from tail_head on, which are not paired.
-    int32_t tail_head;
+    int32_t tail_head, tail_heads;
     int32_t tail_tiles;  // of all these heads
     int32_t tail_begin;  // of them, tiles that thread blocks without a pair take in the last round of pairs
     int32_t tail_round;  // tiles of each later round

@@ -82,13 +82,13 @@ __device__ __forceinline__ TileCoordinates tile_of_head(const ScheduleParams& sc
     return {entry, head - entry * static_cast<int>(schedule.sequence.divisor), tile};
 }
 
-// Work tile `index`. `lengths`: the lengths of the side whose tiles are scheduled.
-template <int kTileRows>
+// Work tile `index`. `lengths`: the lengths of the side whose tiles are scheduled. kMayBePacked: false saves code.
+template <int kTileRows, bool kMayBePacked = true>
 __device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams& schedule, const LengthsParams& lengths,
                                                             int batch, int index) {
     const TileInGroups at = TileInGroups::of(index, schedule.heads, schedule.group, schedule.group_tiles);
     const int tile = schedule.reversed ? schedule.tiles - 1 - at.tile : at.tile;
-    if (lengths.cu) return find_packed_tile<kTileRows>(lengths, batch, tile, at.head);
+    if (kMayBePacked && lengths.cu) return find_packed_tile<kTileRows>(lengths, batch, tile, at.head);
     return tile_of_head(schedule, at.head, tile);
 }
 

@@ -118,15 +118,17 @@ struct StaticLaunch {
 inline StaticLaunch set_static_rounds(ScheduleParams& schedule, const QueryTileTimes& times, int64_t blocks) {
     const int64_t rounds = ceil_div(blocks_of(schedule), blocks);
     schedule.fixed.most_tiles = static_cast<int32_t>(rounds);
+    schedule.fixed.units = static_cast<int32_t>(blocks_of(schedule));
     return {blocks, rounds * times.of(times.tiles() - 1)};
 }
 inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const StaticScheduleChoice& choice) {
     const auto count = [](int64_t n) { return static_cast<int32_t>(n); };
     StaticScheduleParams& fixed = schedule.fixed;
     fixed.most_tiles = count(2 * choice.pair_rounds + choice.tail_rounds);
-    fixed.pairs = count(choice.pairs), fixed.pair_rounds = count(choice.pair_rounds);
+    fixed.units = count(choice.pairs), fixed.pair_rounds = count(choice.pair_rounds);
     fixed.tiles_of_head = count(choice.tiles());
-    fixed.tail_head = count(choice.tail_head), fixed.tail_tiles = count(choice.tail_tiles);
+    fixed.tail_head = count(choice.tail_head), fixed.tail_heads = count(choice.heads - choice.tail_head);
+    fixed.tail_tiles = count(choice.tail_tiles);
     fixed.tail_begin = count(choice.tail_begin), fixed.tail_round = count(choice.tail_round);
     fixed.tail_group = divisor_params(choice.tail_group);
     fixed.tail_group_tiles = divisor_params(choice.tail_group * choice.tiles());

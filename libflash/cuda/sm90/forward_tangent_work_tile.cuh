@@ -61,7 +61,7 @@ struct ForwardTangentSchedule {
 
     // Finds the next work tile with rows; batch < 0: none is left. A whole warp calls it; all lanes get the same.
     __device__ __forceinline__ TileCoordinates find(const ForwardTangentParams& params) {
-        const StaticSchedule<Traits::kBlockM> schedule{params.schedule, params.q_lengths, params.batch};
+        const StaticSchedule<Traits::kBlockM, true> schedule{params.schedule, params.q_lengths, params.batch};
         while (next < params.schedule.fixed.most_tiles) {
             const TileCoordinates work = schedule.tile(next++);
             if (work.batch >= 0 && work.tile * Traits::kBlockM < SequenceRows::of(params.q_lengths, work.batch).owned)

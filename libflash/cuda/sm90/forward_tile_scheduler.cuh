@@ -62,8 +62,9 @@ struct ForwardTileScheduler {
         while (cursor.next < cursor.end) {
             assignment.index = cursor.next++;
             const auto& params = context.params;
-            assignment.coordinates =
-                StaticSchedule<kBlockM>{params.schedule, params.q_lengths, params.batch}.tile(assignment.index);
+            // Packed sequences have a dynamic schedule.
+            const StaticSchedule<kBlockM, false> schedule{params.schedule, params.q_lengths, params.batch};
+            assignment.coordinates = schedule.tile(assignment.index);
             if (assignment.coordinates.batch < 0) continue;
             assignment.writers = cursor.exact_maximum ? context.storage.recompute.warps_of(assignment.index) : 0xffffffffu;
             if (assignment.writers != 0) return true;

@@ -10,7 +10,7 @@
 
 namespace libflash::cuda::sm90 {
 
-template <int kBlockM>
+template <int kBlockM, bool kMayBePacked>
 struct StaticSchedule {
     const ScheduleParams& schedule;
     const LengthsParams& rows;
@@ -20,8 +20,8 @@ struct StaticSchedule {
     __device__ __forceinline__ TileCoordinates tile(int index) const {
         if (schedule.paired) return tile_of_pairs(index);
         const int number = number_in_round(index);
-        if (number >= schedule.heads * schedule.tiles) return {-1, 0, 0};
-        return tile_coordinates<kBlockM>(schedule, rows, batch, number);
+        if (number >= schedule.fixed.units) return {-1, 0, 0};
+        return tile_coordinates<kBlockM, kMayBePacked>(schedule, rows, batch, number);
     }
 
 private:
@@ -37,8 +37,8 @@ private:
         if (index >= 2 * fixed.pair_rounds) return tile_of_tail(number_in_tail(index - 2 * fixed.pair_rounds));
         const int number = number_in_round(index / 2);
         // A thread block that has no pair in the last round of pairs may take one tile of the tail instead.
-        if (number >= fixed.pairs) {
-            const int of_tail = number - fixed.pairs;
+        if (number >= fixed.units) {
+            const int of_tail = number - fixed.units;
             return tile_of_tail(odd || of_tail >= fixed.tail_begin ? fixed.tail_tiles : of_tail);
         }
         const int head = divide(number, schedule.group_tiles), near = number - head * schedule.tiles;  // a group has one head
@@ -59,8 +59,7 @@ private:
     __device__ __forceinline__ TileCoordinates tile_of_tail(int number) const {
         const StaticScheduleParams& fixed = schedule.fixed;
         if (number >= fixed.tail_tiles) return {-1, 0, 0};
-        const int heads = schedule.heads - fixed.tail_head;
-        const TileInGroups at = TileInGroups::of(number, heads, fixed.tail_group, fixed.tail_group_tiles);
+        const TileInGroups at = TileInGroups::of(number, fixed.tail_heads, fixed.tail_group, fixed.tail_group_tiles);
         return tile_of_head(schedule, fixed.tail_head + at.head, fixed.tiles_of_head - 1 - at.tile);
     }
 };
