@@ -15,7 +15,7 @@ from harness import cpu_kernels
 ROOT = Path(__file__).resolve().parents[1]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-FLAGS = {"generic": [], "avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
+FLAGS = {"generic": [], "avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vbmi"]}
 FLAGS |= {"neon": ["-DLIBFLASH_NEON=1"], "neonbf16": ["-DLIBFLASH_NEON=1", "-march=armv8.2-a+bf16"]}
 every_isa = pytest.mark.parametrize("isa", [isa for isa in cpu_kernels() if isa in FLAGS])
 

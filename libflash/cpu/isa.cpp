@@ -26,7 +26,9 @@ bool usable_avx512() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-bool usable_avx512bf16() { return usable_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool usable_avx512bf16() {
+    return usable_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+}
 
 #else
 

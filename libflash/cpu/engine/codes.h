@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "cpu/engine/code_bytes.h"
 #include "cpu/engine/pack.h"
 
 namespace libflash::cpu {

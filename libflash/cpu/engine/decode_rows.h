@@ -34,6 +34,28 @@ struct PagedRows {
     }
 };
 
+// The addresses of `count` consecutive rows.
+template <class T>
+FLASH_INLINE void find_rows(const StridedRows<T>& rows, int64_t first, int64_t count, T** to) {
+    for (int64_t n = 0; n < count; ++n) to[n] = rows(first + n);
+}
+template <class T>
+FLASH_INLINE void find_rows(const PagedRows<T>& rows, int64_t first, int64_t count, T** to) {
+    for (int64_t n = 0; n < count;) {
+        const int64_t left = rows.page_size - (first + n) % rows.page_size, end = n + left < count ? n + left : count;
+        for (T* at = rows(first + n); n < end; at += rows.row_stride) to[n++] = at;
+    }
+}
+// Whether all rows have the same address.
+template <class T>
+FLASH_INLINE bool are_one_row(const StridedRows<T>& rows) {
+    return rows.stride == 0;
+}
+template <class T>
+FLASH_INLINE bool are_one_row(const PagedRows<T>& rows) {
+    return rows.page_stride == 0 && rows.row_stride == 0;
+}
+
 template <class T>
 FLASH_INLINE StridedRows<const T> entry_rows(const DecodeProblem& problem, const TensorView& cache, int64_t batch, int64_t head) {
     const int64_t entry = problem.cache.batch_idx ? problem.cache.batch_idx[batch] : batch;

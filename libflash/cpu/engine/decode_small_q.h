@@ -53,7 +53,7 @@ template <class T, class C>
 static void small_q_attend(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, const SmallQKeyTile<T, C>& next,
                            HeadDims dims, const ScoreRule<Acc<T>>& rule) {
     const int64_t rows = scratch.rows, k_channels = dims.qk - scratch.parts.rope_dim;
-    if (!scratch.parts.plain) load_k_scales(scratch, tile);
+    if (!scratch.parts.plain) load_scales(scratch, tile);
     small_q_score_products(scratch, tile, dims);
     for (int64_t head = 0; head < scratch.heads; ++head) {
         const QueryTile<T>& query_tile = scratch.query_tiles[head];

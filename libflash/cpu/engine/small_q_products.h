@@ -58,6 +58,22 @@ static void small_q_products(const C* const* k, int64_t head, int64_t count, int
             }
         };
         int64_t c = 0;
+        if constexpr (kHasCodeTables<C>) {
+            for (; c + kCodesAtOnce <= channels; c += kCodesAtOnce) {
+                FLASH_UNROLL
+                for (int n = 0; n < Keys; ++n) {
+                    constexpr int kSteps = kCodesAtOnce / S;
+                    decltype(load_channels(q)) x[kSteps];
+                    load_codes(row[n] + c, x);
+                    FLASH_UNROLL
+                    for (int r = 0; r < Count; ++r) {
+                        FLASH_UNROLL
+                        for (int i = 0; i < kSteps; ++i)
+                            sum[r][n] = dot_step(x[i], load_channels(q + r * q_stride + c + i * S), sum[r][n]);
+                    }
+                }
+            }
+        }
         for (; c + S <= channels; c += S) step(c, [](const C* p) __attribute__((always_inline)) { return load_key<T>(p); });
         if (c < channels)
             step(c, [left = channels - c](const C* p) __attribute__((always_inline)) { return load_key<T>(p, left); });
@@ -86,9 +102,14 @@ FLASH_INLINE void small_q_output_block(const C* const* v, int64_t head, int64_t 
     for (int64_t j = 0; j < count; ++j) {
         const C* row = v[j] + head + c;
         Vec<A> x[Vectors];
-        FLASH_UNROLL
-        for (int n = 0; n < Vectors; ++n)
-            x[n] = Vectors == 1 ? load_cached_part<A>(row, channels - c) : load_cached<A>(row + n * L);
+        if constexpr (kHasCodeTables<C> && Vectors > 1) {
+            FLASH_UNROLL
+            for (int n = 0; n < Vectors; n += kCodesAtOnce / L) load_codes(row + n * L, x + n);
+        } else {
+            FLASH_UNROLL
+            for (int n = 0; n < Vectors; ++n)
+                x[n] = Vectors == 1 ? load_cached_part<A>(row, channels - c) : load_cached<A>(row + n * L);
+        }
         FLASH_UNROLL
         for (int r = 0; r < Count; ++r) {
             const Vec<A> weight = broadcast(p[r * p_stride + j]);

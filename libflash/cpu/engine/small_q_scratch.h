@@ -11,11 +11,11 @@ template <class T>
 struct SmallQScratch {
     int64_t heads = 0, rows = 0;  // rows: per head
     int64_t q_stride = 0, o_stride = 0;
-    int64_t segment = 0;                  // keys of a segment
-    QueryTile<T>* query_tiles = nullptr;  // one per head; q is not used, o is [row][channel]
-    SmallQElement<T>* q = nullptr;        // [head][row][channel], padded with zeros to whole steps
-    Acc<T>* scores = nullptr;             // [head][row][key]
-    Acc<T>* k_scales = nullptr;           // [head][group of channels][key]; only with parts
+    int64_t segment = 0;                             // keys of a segment
+    QueryTile<T>* query_tiles = nullptr;             // one per head; q is not used, o is [row][channel]
+    SmallQElement<T>* q = nullptr;                   // [head][row][channel], padded with zeros to whole steps
+    Acc<T>* scores = nullptr;                        // [head][row][key]
+    Acc<T>*k_scales = nullptr, *v_scales = nullptr;  // [head][group of channels][key]; only with parts
     KeyParts parts;
 
     void lay_out(Arena& arena, const KeyParts& parts_of_keys, int64_t most_keys, int64_t most_heads, int64_t rows_of_head,
@@ -26,7 +26,10 @@ struct SmallQScratch {
         query_tiles = arena.allocate<QueryTile<T>>(heads);
         q = arena.allocate<SmallQElement<T>>(heads * rows * q_stride);
         scores = arena.allocate<Acc<T>>(heads * rows * kSmallQKeys);
-        if (!parts.plain) k_scales = arena.allocate<Acc<T>>(heads * parts.groups * kSmallQKeys);
+        if (!parts.plain) {
+            k_scales = arena.allocate<Acc<T>>(heads * parts.groups * kSmallQKeys);
+            v_scales = arena.allocate<Acc<T>>(heads * parts.v_groups * kSmallQKeys);
+        }
         for (int64_t head = 0; head < heads; ++head) {
             QueryTile<T> query_tile;
             query_tile.lanes.lay_out(arena);

@@ -15,6 +15,7 @@ struct SmallQKeyTile {
     const C *k[kSmallQKeys], *v[kSmallQKeys];
     const T* k_rope[kSmallQKeys];
     const float *k_scale[kSmallQKeys], *v_scale[kSmallQKeys];
+    bool one_k_scale = false, one_v_scale = false;  // all keys have the address k_scale[0], or v_scale[0]
     int64_t k_head = 0, v_head = 0, rope_head = 0, k_scale_head = 0, v_scale_head = 0;
     int64_t k_scale_group = 0, v_scale_group = 0;
 
@@ -29,11 +30,16 @@ struct SmallQKeyTile {
     void find(const Cached& cached, const KeyParts& parts, int64_t key, KeyRange visible) {
         const int64_t left = visible.last - key;
         first = key, begin = visible.first > key ? visible.first - key : 0, count = left < kSmallQKeys ? left : kSmallQKeys;
-        const auto row = [&](int64_t j) { return first + (j < begin ? begin : j); };
-        for (int64_t j = 0; j < count; ++j) k[j] = cached.k(row(j)), v[j] = cached.v(row(j));
+        const auto find = [&](const auto& rows, auto** to) __attribute__((always_inline)) {
+            find_rows(rows, first + begin, count - begin, to + begin);
+            for (int64_t j = 0; j < begin; ++j) to[j] = to[begin];
+        };
+        find(cached.k, k), find(cached.v, v);
         if (parts.plain) return;
-        for (int64_t j = 0; j < count; ++j) k_scale[j] = cached.k_scale(row(j)), v_scale[j] = cached.v_scale(row(j));
-        for (int64_t j = 0; parts.rope_dim > 0 && j < count; ++j) k_rope[j] = cached.k_rope(row(j));
+        one_k_scale = are_one_row(cached.k_scale), one_v_scale = are_one_row(cached.v_scale);
+        one_k_scale ? void(k_scale[0] = cached.k_scale(first + begin)) : find(cached.k_scale, k_scale);
+        one_v_scale ? void(v_scale[0] = cached.v_scale(first + begin)) : find(cached.v_scale, v_scale);
+        if (parts.rope_dim > 0) find(cached.k_rope, k_rope);
     }
     // The keys of the tile in the range of row r, counted from the first key of the tile.
     template <class A>
@@ -43,15 +49,29 @@ struct SmallQKeyTile {
     }
 };
 
-// Copies the scales of the keys of a tile to scratch.k_scales; 0 past the tile's last key.
+// Copies the scales of `count` keys, or one scale for all.
+template <class A>
+static void copy_scales(const float* const* from, bool one, int64_t at, int64_t count, A* to) {
+    if (!one) {
+        for (int64_t j = 0; j < count; ++j) to[j] = from[j][at];
+        return;
+    }
+    const Vec<A> scale = broadcast(static_cast<A>(from[0][at]));
+    for (int64_t j = 0; j < kSmallQKeys; j += kLanes<A>) store(to + j, scale);
+}
+
+// Copies the scales of a tile to scratch.k_scales and scratch.v_scales.
 template <class T, class C>
-static void load_k_scales(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile) {
-    for (int64_t head = 0; head < scratch.heads; ++head)
-        for (int64_t group = 0; group < scratch.parts.groups; ++group) {
-            Acc<T>* to = scratch.k_scales + (head * scratch.parts.groups + group) * kSmallQKeys;
-            const int64_t at = head * tile.k_scale_head + group * tile.k_scale_group;
-            for (int64_t j = 0; j < kSmallQKeys; ++j) to[j] = j < tile.count ? tile.k_scale[j][at] : 0;
-        }
+static void load_scales(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile) {
+    const KeyParts& parts = scratch.parts;
+    for (int64_t head = 0; head < scratch.heads; ++head) {
+        for (int64_t group = 0; group < parts.groups; ++group)
+            copy_scales(tile.k_scale, tile.one_k_scale, head * tile.k_scale_head + group * tile.k_scale_group, tile.count,
+                        scratch.k_scales + (head * parts.groups + group) * kSmallQKeys);
+        for (int64_t group = 0; group < parts.v_groups; ++group)
+            copy_scales(tile.v_scale, tile.one_v_scale, head * tile.v_scale_head + group * tile.v_scale_group, tile.count,
+                        scratch.v_scales + (head * parts.v_groups + group) * kSmallQKeys);
+    }
 }
 
 // small_q_products() of keys with parts, from key `j` of the tile on: the sum over the parts of scale times product.
@@ -82,12 +102,12 @@ static void small_q_part_products(const SmallQScratch<T>& scratch, const SmallQK
     }
 }
 
-// Adds the values of `count` keys, at most kSmallQValues, to the output of `Count` rows that see all of them. v, v_scale and p
-// point to the entries of the first key.
-template <int Count, class T, class C>
-static void small_q_add_values(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, const C* const* v,
-                               const float* const* v_scale, const Acc<T>* p, int64_t p_stride, int64_t count, int64_t head,
-                               int64_t r) {
+// Adds the values of `count` keys, at most kSmallQValues, to the output of `Count` rows that see all of them. v and p point to the
+// entries of the first key. scaled(group, p, to): writes the probabilities of a row times the scales of a group of channels.
+template <int Count, class T, class C, class Scaled>
+FLASH_INLINE void small_q_add_values(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, const C* const* v,
+                                     const Acc<T>* p, int64_t p_stride, int64_t count, int64_t head, int64_t r,
+                                     const Scaled& scaled) {
     using A = Acc<T>;
     const KeyParts& parts = scratch.parts;
     A* o = scratch.query_tiles[head].o + r * scratch.o_stride;
@@ -95,9 +115,7 @@ static void small_q_add_values(const SmallQScratch<T>& scratch, const SmallQKeyT
     if (parts.plain) return small_q_output<Count, T, C>(v, v_head, count, channels, p, p_stride, o, scratch.o_stride);
     A weights[Count * kSmallQValues];
     for (int64_t group = 0; group < parts.v_groups; ++group, o += scratch.o_stride / parts.v_groups) {
-        const int64_t scale = head * tile.v_scale_head + group * tile.v_scale_group;
-        for (int n = 0; n < Count; ++n)
-            for (int64_t i = 0; i < count; ++i) weights[n * kSmallQValues + i] = p[n * p_stride + i] * v_scale[i][scale];
+        for (int n = 0; n < Count; ++n) scaled(group, p + n * p_stride, weights + n * kSmallQValues);
         small_q_output<Count, T, C>(v, v_head + group * channels, count, channels, weights, kSmallQValues, o, scratch.o_stride);
     }
 }
@@ -106,21 +124,24 @@ static void small_q_add_values(const SmallQScratch<T>& scratch, const SmallQKeyT
 template <class T, class C>
 static void small_q_add_seen_values(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile,
                                     const ScoreRule<Acc<T>>& rule, KeyRange keys, int64_t head, int64_t r) {
-    const Lanes<Acc<T>>& lanes = scratch.query_tiles[head].lanes;
-    const Acc<T>* p = scratch.scores + (head * scratch.rows + r) * kSmallQKeys;
+    using A = Acc<T>;
+    const Lanes<A>& lanes = scratch.query_tiles[head].lanes;
+    const A* p = scratch.scores + (head * scratch.rows + r) * kSmallQKeys;
     const KeyRange own = tile.range(lanes, r);
     const C* v[kSmallQValues];
-    const float* v_scale[kSmallQValues];
-    Acc<T> weights[kSmallQValues];
-    int64_t count = 0;
+    int64_t seen[kSmallQValues], count = 0;
+    A probabilities[kSmallQValues];
     for (int64_t j = keys.first; j < keys.last; ++j) {
         if (j < own.first || j >= own.last) continue;
         if (rule.gaps && !rule.gaps->sees((lanes.row0 + r) / rule.group, tile.first + j)) continue;
-        v[count] = tile.v[j], weights[count] = p[j];
-        if (!scratch.parts.plain) v_scale[count] = tile.v_scale[j];
-        ++count;
+        v[count] = tile.v[j], probabilities[count] = p[j], seen[count++] = j;
     }
-    if (count > 0) small_q_add_values<1, T, C>(scratch, tile, v, v_scale, weights, kSmallQValues, count, head, r);
+    if (count == 0) return;
+    const auto scaled = [&](int64_t group, const A* from, A* to) {
+        const A* scales = scratch.v_scales + (head * scratch.parts.v_groups + group) * kSmallQKeys;
+        for (int64_t i = 0; i < count; ++i) to[i] = from[i] * scales[seen[i]];
+    };
+    small_q_add_values<1, T, C>(scratch, tile, v, probabilities, kSmallQValues, count, head, r, scaled);
 }
 
 // The same for `Count` rows: for all of them at once if each sees all keys.
@@ -136,18 +157,25 @@ static void small_q_add_values_of_rows(const SmallQScratch<T>& scratch, const Sm
         for (int64_t n = r; n < r + Count; ++n) small_q_add_seen_values(scratch, tile, rule, keys, head, n);
         return;
     }
-    small_q_add_values<Count, T, C>(scratch, tile, tile.v + keys.first, tile.v_scale + keys.first,
+    using A = Acc<T>;
+    const auto scaled = [&](int64_t group, const A* from, A* to) {
+        const A* scales = scratch.v_scales + (head * scratch.parts.v_groups + group) * kSmallQKeys + keys.first;
+        int64_t i = 0;
+        for (; i + kLanes<A> <= keys.count(); i += kLanes<A>) store(to + i, load(from + i) * load(scales + i));
+        for (; i < keys.count(); ++i) to[i] = from[i] * scales[i];
+    };
+    small_q_add_values<Count, T, C>(scratch, tile, tile.v + keys.first,
                                     scratch.scores + (head * scratch.rows + r) * kSmallQKeys + keys.first, kSmallQKeys,
-                                    keys.count(), head, r);
+                                    keys.count(), head, r, scaled);
 }
 
-// Prefetches `step` rows from row `j` on into the L2 cache.
+// Prefetches `step` rows from row `j` on into the L1 cache.
 template <class T>
 FLASH_INLINE void prefetch_rows(const T* const* rows, int64_t j, int64_t count, int64_t step, int64_t head, int64_t channels) {
     const int64_t end = j + step < count ? j + step : count, bytes = channels * static_cast<int64_t>(sizeof(T));
     for (; j < end; ++j) {
         const char* at = reinterpret_cast<const char*>(rows[j] + head);
-        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 3);
     }
 }
 
