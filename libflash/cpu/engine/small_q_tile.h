@@ -102,8 +102,8 @@ static void small_q_part_products(const SmallQScratch<T>& scratch, const SmallQK
     }
 }
 
-// Adds the values of `count` keys, at most kSmallQValues, to the output of `Count` rows that see all of them. v and p point to the
-// entries of the first key. scaled(group, p, to): writes the probabilities of a row times the scales of a group of channels.
+// Adds the values of `count` keys, at most kSmallQValues, to the output of `Count` rows that see all of them. v and p point to
+// the entries of the first key. scaled(group, p, to): writes the probabilities of a row times the scales of a group of channels.
 template <int Count, class T, class C, class Scaled>
 FLASH_INLINE void small_q_add_values(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, const C* const* v,
                                      const Acc<T>* p, int64_t p_stride, int64_t count, int64_t head, int64_t r,
