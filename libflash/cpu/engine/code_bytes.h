@@ -1,6 +1,6 @@
 // 64 neighbouring codes of an 8-bit KV cache at a time, with AVX512_VBMI: the two bytes of a bfloat16, which represents every
-// code exactly, come from tables. For e4m3 this takes a third of the instructions of load_wide() in codes.h, with the same values.
-// Only for e4m3 and e5m2: int8 takes fewer instructions without tables.
+// code exactly, come from tables. For e4m3 this takes a third of the instructions of load_wide() in codes.h, with the same
+// values. Only for e4m3 and e5m2: int8 takes fewer instructions without tables.
 #pragma once
 
 #include <type_traits>
