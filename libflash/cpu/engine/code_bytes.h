@@ -93,6 +93,18 @@ FLASH_INLINE void load_codes(const C* p, U32* to) {
     to[0] = (U32)_mm512_unpacklo_epi8(bytes.low, bytes.high), to[1] = (U32)_mm512_unpackhi_epi8(bytes.low, bytes.high);
 }
 
+// 64 channels of two rows: in each lane a channel of the first row, then of the second.
+template <class C>
+FLASH_INLINE void load_row_pairs(const C* first, const C* second, U32* to) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const BytesOfCodes a = bytes_of_codes<C>(_mm512_permutexvar_epi32(order, _mm512_loadu_si512(first)));
+    const BytesOfCodes b = bytes_of_codes<C>(_mm512_permutexvar_epi32(order, _mm512_loadu_si512(second)));
+    const __m512i a_begin = _mm512_unpacklo_epi8(a.low, a.high), a_end = _mm512_unpackhi_epi8(a.low, a.high);
+    const __m512i b_begin = _mm512_unpacklo_epi8(b.low, b.high), b_end = _mm512_unpackhi_epi8(b.low, b.high);
+    to[0] = (U32)_mm512_unpacklo_epi16(a_begin, b_begin), to[1] = (U32)_mm512_unpackhi_epi16(a_begin, b_begin);
+    to[2] = (U32)_mm512_unpacklo_epi16(a_end, b_end), to[3] = (U32)_mm512_unpackhi_epi16(a_end, b_end);
+}
+
 #else
 
 template <class C>

@@ -104,6 +104,22 @@ FLASH_INLINE U32 load_code_pairs_part(const C* p, int64_t count) {
 }
 #endif
 
+// Stores the channels of a row that come 64 at a time from tables. Returns their number.
+template <class V, class C>
+FLASH_INLINE int64_t store_codes(const C* row, int64_t channels, float* to) {
+    int64_t c = 0;
+    if constexpr (kHasCodeTables<C>) {
+        constexpr int kVectors = kCodesAtOnce / (std::is_same_v<V, U32> ? 2 : 1) / kLanes<float>;
+        for (; c + kCodesAtOnce <= channels; c += kCodesAtOnce) {
+            V x[kVectors];
+            load_codes(row + c, x);
+            FLASH_UNROLL
+            for (int n = 0; n < kVectors; ++n, to += kLanes<float>) store(to, (F32)x[n]);
+        }
+    }
+    return c;
+}
+
 // rows_operand() for rows of a cache of another type than T: they are converted to `buffer`.
 template <class T, class Rows>
 static Operand<Element<T>> code_rows_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
@@ -114,12 +130,12 @@ static Operand<Element<T>> code_rows_operand(const Rows& rows, int64_t first, in
         const auto* row = rows(first + r);
         if constexpr (kPaired<T>) {
 #if FLASH_BF16_DOT
-            for (int64_t c = 0; c < width; c += kLanes<float>)
-                store_part(reinterpret_cast<float*>(buffer + r * width + c),
-                           (F32)load_code_pairs_part(row + 2 * c, channels - 2 * c), width - c);
+            float* to = reinterpret_cast<float*>(buffer + r * width);
+            for (int64_t c = store_codes<U32>(row, channels, to) / 2; c < width; c += kLanes<float>)
+                store_part(to + c, (F32)load_code_pairs_part(row + 2 * c, channels - 2 * c), width - c);
 #endif
         } else {
-            for (int64_t c = 0; c < channels; c += kLanes<A>)
+            for (int64_t c = store_codes<F32>(row, channels, buffer + r * width); c < channels; c += kLanes<A>)
                 store_part(buffer + r * width + c, load_cached_part<A>(row + c, channels - c), channels - c);
         }
     }
@@ -132,10 +148,20 @@ static Operand<Element<T>> code_row_elements_operand(const Rows& rows, int64_t f
                                                      Element<T>* buffer) {
     if constexpr (kPaired<T>) {
 #if FLASH_BF16_DOT
+        using C = std::remove_const_t<std::remove_pointer_t<decltype(rows(0))>>;
         for (int64_t r = 0; r < count; r += 2) {
-            const auto *low = rows(first + r), *high = r + 1 < count ? rows(first + r + 1) : nullptr;
+            const C *low = rows(first + r), *high = r + 1 < count ? rows(first + r + 1) : nullptr;
             float* to = reinterpret_cast<float*>(buffer + r / 2 * channels);
-            for (int64_t c = 0; c < channels; c += kLanes<float>) {
+            int64_t c = 0;
+            if constexpr (kHasCodeTables<C>) {
+                for (; high && c + kCodesAtOnce <= channels; c += kCodesAtOnce) {
+                    U32 pairs[kCodesAtOnce / kLanes<float>];
+                    load_row_pairs(low + c, high + c, pairs);
+                    FLASH_UNROLL
+                    for (int n = 0; n < kCodesAtOnce / kLanes<float>; ++n) store(to + c + n * kLanes<float>, (F32)pairs[n]);
+                }
+            }
+            for (; c < channels; c += kLanes<float>) {
                 U32 pairs = (U32)load_cached_part<float>(low + c, channels - c) >> 16;
                 if (high) pairs |= (U32)load_cached_part<float>(high + c, channels - c) & 0xffff0000u;
                 store_part(to + c, (F32)pairs, channels - c);
