@@ -17,15 +17,22 @@ flash_attn_combine and get_scheduler_metadata are those of flash-attn 3. Differe
 
 from __future__ import annotations
 
-import sys
 from numbers import Integral
 from typing import Any
 
-from . import _core
 from . import _flash_attn_splits as splits
 from . import _flash_attn_three as three
-from ._arguments import refuse_traced
 from ._errors import InvalidError, UnsupportedError
+from ._flash_attn_arguments import (
+    NO_WINDOW,
+    check_flags,
+    contiguous_rows,
+    full_lengths,
+    splits_option,
+    unpack,
+    window_of,
+)
+from ._flash_attn_calls import can_read_pages, read_pages, run_attention, run_decode
 from ._flash_attn_pages import gather_pages, used_keys
 
 __all__ = [
@@ -42,7 +49,6 @@ __all__ = [
 
 Array = Any
 Window = Any  # (left, right): a tuple, a list, or an array of two integers
-NO_WINDOW = (-1, -1)
 
 
 def flash_attn_func(
@@ -87,8 +93,8 @@ def flash_attn_func(
     three.refuse_without_pages(qv=qv, k_descale=k_descale, v_descale=v_descale)
     three.check_hints(pack_gqa, sm_margin)
     learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
-    return _attention(
-        q, k, v, _splits(num_splits), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+    return run_attention(
+        q, k, v, splits_option(num_splits), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs, learnable_sink,
     )  # fmt: skip
 
@@ -105,8 +111,8 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_func of qkv (batch, seqlen, 3, heads, head_dim)."""
-    q, k, v = _unpack(qkv, 3, "qkv", 5)
-    return _attention(
+    q, k, v = unpack(qkv, 3, "qkv", 5)
+    return run_attention(
         q, k, v, {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
@@ -125,8 +131,8 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_func of q and kv (batch, seqlen_k, 2, heads_k, head_dim)."""
-    k, v = _unpack(kv, 2, "kv", 5)
-    return _attention(
+    k, v = unpack(kv, 2, "kv", 5)
+    return run_attention(
         q, k, v, {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
@@ -189,13 +195,13 @@ def flash_attn_varlen_func(
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
         **used,
-        **_splits(num_splits),
+        **splits_option(num_splits),
     }
     if block_table is not None:
         differentiable = (q, k, v, softmax_scale, softcap, alibi_slopes, learnable_sink, qv, k_descale, v_descale)
-        if not dropout_p and seqused_q is None and _reads_pages(*differentiable):
+        if not dropout_p and seqused_q is None and can_read_pages(*differentiable):
             names["cache_seqlens"] = "cu_seqlens_k" if seqused_k is None else "seqused_k"
-            return _read_pages(
+            return read_pages(
                 q, k, v, block_table, cu_seqlens_q, used_keys(cu_seqlens_k, seqused_k), softmax_scale, causal, window_size,
                 softcap, alibi_slopes, deterministic, return_attn_probs, learnable_sink, names,
                 num_splits=num_splits, k_scale=k_descale, v_scale=v_descale, qv=qv,
@@ -209,7 +215,7 @@ def flash_attn_varlen_func(
         three.refuse_without_pages(qv=qv, k_descale=k_descale, v_descale=v_descale)
         if cu_seqlens_k is None:
             raise InvalidError("cu_seqlens_k is None; only keys in pages (block_table) may have seqused_k in its place")
-    return _attention(
+    return run_attention(
         q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
         learnable_sink,
     )  # fmt: skip
@@ -230,8 +236,8 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Any:
     """flash_attn_varlen_func of qkv (total, 3, heads, head_dim)."""
     lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": max_seqlen, "max_seqlen_k": max_seqlen}
-    q, k, v = _unpack(qkv, 3, "qkv", 4)
-    return _attention(
+    q, k, v = unpack(qkv, 3, "qkv", 4)
+    return run_attention(
         q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
@@ -260,8 +266,8 @@ def flash_attn_varlen_kvpacked_func(
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
     }
-    k, v = _unpack(kv, 2, "kv", 4)
-    return _attention(
+    k, v = unpack(kv, 2, "kv", 4)
+    return run_attention(
         q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
@@ -324,7 +330,7 @@ def flash_attn_with_kvcache(
     -------
     out, or (out, softmax_lse) with softmax_lse (batch, heads, seqlen_q); packed (heads, total_q)
     """
-    _check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+    check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     three.refuse(attention_chunk, q_descale)
     three.check_rotary_seqlens(rotary_seqlens, cache_seqlens, rotary_cos)
     three.check_hints(pack_gqa, sm_margin)
@@ -336,10 +342,10 @@ def flash_attn_with_kvcache(
         table_rows = cache_batch_idx, block_table.shape[0]
         block_table, cache_batch_idx = three.rows_of_table(block_table, cache_batch_idx), None
     if isinstance(cache_seqlens, Integral) or three.is_symbolic(cache_seqlens):  # of Python, NumPy or PyTorch's tracing
-        cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else three.sequences(cu_seqlens_q))
+        cache_seqlens = full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else three.sequences(cu_seqlens_q))
     options = dict(
-        k=_rows(k),
-        v=_rows(v),
+        k=contiguous_rows(k),
+        v=contiguous_rows(v),
         rotary_cos=rotary_cos,
         rotary_sin=rotary_sin,
         cache_seqlens=cache_seqlens,
@@ -348,7 +354,7 @@ def flash_attn_with_kvcache(
         block_table=block_table,
         softmax_scale=softmax_scale,
         causal=causal,
-        window_size=_window(window_size),
+        window_size=window_of(window_size),
         softcap=softcap,
         rotary_interleaved=rotary_interleaved,
         alibi_slopes=alibi_slopes,
@@ -364,7 +370,7 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, options = three.with_qv(q, k_cache, v_cache, qv, options)
     if k is not None and three.is_instance(q, "jax", "Array"):
         raise UnsupportedError("k: JAX arrays are immutable; libflash.jax.decode appends and returns the new caches")
-    return _decode(q, k_cache, v_cache, options, names, table_rows)
+    return run_decode(q, k_cache, v_cache, options, names, table_rows)
 
 
 def flash_attn_combine(
@@ -414,8 +420,8 @@ def get_scheduler_metadata(
     """
     three.refuse(attention_chunk, None)
     three.check_hints(pack_gqa, sm_margin)
-    _check_flags(causal=causal, has_softcap=has_softcap)
-    _window(window_size)
+    check_flags(causal=causal, has_softcap=has_softcap)
+    window_of(window_size)
     sizes = {
         "batch_size": batch_size,
         "max_seqlen_q": max_seqlen_q,
@@ -435,186 +441,4 @@ def get_scheduler_metadata(
         "cache_leftpad": (cache_leftpad, 0),
     }
     splits.check_problem(sizes, page_size, qkv_dtype, lengths)
-    return _full_lengths(cache_seqlens, 0, 1)
-
-
-def _decode(
-    q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any], names: dict[str, str],
-    table_rows: tuple[Array, int] | None = None,
-) -> Any:  # fmt: skip
-    if three.is_tensor(q):
-        import torch
-
-        from .torch import decode
-
-        with torch.no_grad():
-            if torch.compiler.is_compiling():
-                return decode(_rows(q), k_cache, v_cache, **options)
-            with three.own_names(names, table_rows):
-                return decode(_rows(q), k_cache, v_cache, **options)
-    with three.own_names(names, table_rows):
-        if three.is_instance(q, "jax", "Array"):
-            from .jax import decode as decode_jax
-
-            if table_rows is not None and three.has_unknown_row(q, *table_rows):
-                return three.run_at_once(decode_jax, q, k_cache, v_cache, **options)
-            return decode_jax(q, k_cache, v_cache, **options)
-        return _core.decode(q, k_cache, v_cache, **options)
-
-
-def _attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    lengths: dict[str, Any],
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Array | None,
-    deterministic: bool,
-    return_attn_probs: bool,
-    learnable_sink: Array | None = None,
-) -> Any:
-    _check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
-    three.check_numbers(dropout_p=dropout_p)
-    options = dict(
-        lengths, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
-        alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, return_lse=return_attn_probs,
-    )  # fmt: skip
-    if three.is_tensor(q):
-        from . import _flash_attn_probabilities as probabilities
-        from .torch import attention
-
-        q, k, v = _rows(q), _rows(k), _rows(v)
-        if dropout_p:
-            probabilities.refuse_dtensors(q, dropout_p)
-            if return_attn_probs:
-                probabilities.require_maxima(lengths)
-            options |= {"dropout_p": dropout_p, "seed": probabilities.random_state()}
-        result: Any = attention(q, k, v, deterministic=deterministic, **options)
-        if not return_attn_probs:
-            return result
-        return *result, probabilities.dropped_and_kept(q, k, options) if dropout_p else q.new_empty(0)
-    if three.is_instance(q, "jax", "Array"):
-        from .jax import attention as attention_jax
-
-        if dropout_p:
-            raise InvalidError("dropout_p: JAX has no generator of its own; call libflash.jax.attention with a PRNG key as seed")
-        result = attention_jax(q, k, v, deterministic=deterministic, **options)
-    else:
-        if dropout_p:
-            options |= {"dropout_p": dropout_p, "seed": _numpy_seed(q)}
-        result = _core.attention(q, k, v, **options)
-    return (*result, None) if return_attn_probs else result
-
-
-def _check_flags(**flags: Any) -> None:
-    for name, x in flags.items():
-        if type(x) is not bool:
-            _core.flag(x, name)
-
-
-def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """(left, right) from a pair or an array of two integers, as in flash-attn."""
-    if window_size is None:
-        return NO_WINDOW
-    if not isinstance(window_size, (tuple, list)):
-        refuse_traced(window_size, "window_size")
-    pair = window_size.tolist() if hasattr(window_size, "tolist") else window_size
-    try:
-        left, right = (None if x is None else three.size(x, f"window_size[{i}]") for i, x in enumerate(pair))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"window_size must be two integers (left, right), not {window_size!r}") from error
-    return left, right
-
-
-def _rows(x: Any) -> Any:
-    """x; a copy of a PyTorch tensor whose last dimension is not contiguous, as in flash-attn."""
-    return x.contiguous() if x is not None and three.is_tensor(x) and x.stride(-1) != 1 else x
-
-
-def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
-    if packed.ndim != ndim or packed.shape[-3] != count:
-        raise InvalidError(
-            f"{name} has shape {tuple(packed.shape)}; it needs {ndim} dimensions, the last but two of size {count}"
-        )
-    if three.is_tensor(packed):
-        return tuple(packed.unbind(-3))  # the gradient of unbind is a single stack
-    return tuple(packed[..., i, :, :] for i in range(count))
-
-
-def _full_lengths(q: Array, given: Any, batch: int) -> Array:
-    length = given if three.is_symbolic(given) else int(given)
-    if isinstance(given, bool) or not 0 <= length < 2**31:
-        raise InvalidError(f"cache_seqlens is {given}; as a number it must be 0 to 2**31 - 1")
-    if three.is_tensor(q):
-        from ._torch_dtensor import beside
-
-        torch = sys.modules["torch"]
-        return beside(q, torch.full((batch,), length, dtype=torch.int32, device=q.device))
-    if three.is_instance(
-        q, "jax", "Array"
-    ):  # not on q's device: inside jit there is none, and JAX moves an array that is on no chosen device
-        return sys.modules["jax.numpy"].full((batch,), length, dtype="int32")
-    module = q.__array_namespace__() if hasattr(q, "__array_namespace__") else sys.modules[type(q).__module__.partition(".")[0]]
-    return module.full((batch,), length, dtype="int32")
-
-
-def _numpy_seed(q: Array) -> int:
-    if not three.is_instance(q, "numpy", "ndarray"):
-        raise InvalidError(f"dropout_p: no generator is known for {type(q).__name__}; call libflash.attention with a seed")
-    return int(sys.modules["numpy"].random.randint(2**63 - 1, dtype="int64"))
-
-
-def _reads_pages(*given: Any) -> bool:
-    """Whether decode can serve the call, because it needs no derivatives. JAX decides later, and is then refused."""
-    tensors = [x for x in given if three.is_tensor(x)]
-    if not tensors:
-        return True
-    from ._torch_options import may_be_differentiated
-
-    return not any(map(may_be_differentiated, tensors))
-
-
-def _read_pages(
-    q: Array,
-    k: Array,
-    v: Array,
-    block_table: Array,
-    cu_seqlens_q: Array,
-    used: Array,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Array | None,
-    deterministic: bool,
-    return_attn_probs: bool,
-    learnable_sink: Array | None,
-    names: dict[str, str],
-    qv: Array | None = None,
-    **more: Any,
-) -> Any:
-    _check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
-    options = dict(
-        block_table=block_table, cache_seqlens=used, cu_seqlens_q=cu_seqlens_q, softmax_scale=softmax_scale, causal=causal,
-        window_size=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
-        return_lse=return_attn_probs, **more,
-    )  # fmt: skip
-    rows, keys, values = q, k, v
-    if qv is not None:
-        names = names | {"k_cache": "v", "k_rope_cache": "k"}
-        rows, keys, values, options = three.with_qv(q, k, v, qv, options)
-    else:
-        names = names | three.NAMES_OF_PAGES
-    result = _decode(rows, keys, values, options, names)
-    if not return_attn_probs:
-        return result
-    return *result, q.new_empty(0) if three.is_tensor(q) else None
-
-
-def _splits(num_splits: int) -> dict[str, Any]:
-    """num_splits, if given. With 0, libflash's default, the library chooses."""
-    return {} if type(num_splits) is int and num_splits == 0 else {"num_splits": num_splits}
+    return full_lengths(cache_seqlens, 0, 1)

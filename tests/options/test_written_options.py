@@ -23,8 +23,8 @@ MEANING = {  # what a softcap is in particular: its derivatives, its limits, rul
     "python/libflash/conformance/cache_cases.py",
 }  # fmt: skip
 OTHER_INTERFACES = {  # what flash-attn and Hugging Face call with
-    "python/libflash/flash_attn.py", "python/libflash/conformance/targets/flash_attn.py", "python/libflash/_torch_hf.py",
-    "python/libflash/_torch_hf_paged.py",
+    "python/libflash/flash_attn.py", "python/libflash/_flash_attn_calls.py",
+    "python/libflash/conformance/targets/flash_attn.py", "python/libflash/_torch_hf.py", "python/libflash/_torch_hf_paged.py",
 }  # fmt: skip
 
 
