@@ -8,6 +8,8 @@ import pytest
 from emulated_kernels import (
     ATTENTION_KERNELS,
     BACKWARD_KERNELS_SM90,
+    BACKWARD_TANGENT_KERNELS,
+    BACKWARD_TANGENT_KERNELS_SM90,
     DOUBLE_KERNELS,
     WIDE_BACKWARD_KERNELS_SM90,
 )
@@ -18,6 +20,15 @@ pytestmark = pytest.mark.early
 
 PLAIN, GENERAL = 0, 1  # instances of sm80
 RAGGED, BLOCK_MASK = 1, 2  # of sm90
+
+
+def few(program: Program) -> Program:
+    """With fewer contents, where they take long on the host."""
+    return program._replace(defines=(*program.defines, ("FEW_CONTENTS", 1)))
+
+
+def contents_of(run: Run) -> int:
+    return 3 if "FEW_CONTENTS" in dict(run.program.defines) else 10
 
 
 def backward(arch: str, dtype: str, head_dim: int, tile: str, header: str, *changed: str) -> Program:
@@ -49,17 +60,51 @@ def wide_backward_sm90(name: str) -> Program:
 
 # The disorder, thread blocks that add to dq in a fixed order at the same time, the instance, whether a kernel computes dq.
 BACKWARD_RUNS = [
-    *runs({f"sm80-{x}": backward_sm80(x) for x in ("f16-128", "f32-64")}, lambda _: ((0, 0, PLAIN, 0), (0, 0, GENERAL, 1))),
-    *runs({f"sm80-{x}": backward_sm80(x) for x in ("bf16-512", "f32-512")}, lambda _: ((0, 0, GENERAL, 1),)),
-    *runs({"sm80-f64-128": backward_f64("128")}, lambda _: ((0, 0, GENERAL, 1),)),
+    *runs({f"sm80-{x}": few(backward_sm80(x)) for x in ("f16-128", "f32-64")}, lambda _: ((0, 0, PLAIN, 0), (0, 0, GENERAL, 1))),
+    *runs({"sm80-bf16-512": few(backward_sm80("bf16-512"))}, lambda _: ((0, 0, GENERAL, 1),)),
+    *runs({"sm80-f64-128": few(backward_f64("128"))}, lambda _: ((0, 0, GENERAL, 1),)),
     *runs(
         {f"sm90-{x}": backward_sm90(x) for x in ("bf16-64", "bf16-256")},
         lambda _: ((1, 0, RAGGED, 0), (1, 3, RAGGED, 0), (2, 2, BLOCK_MASK, 0)),
     ),
-    *runs({"sm90-bf16-512": wide_backward_sm90("bf16-512")}, lambda _: ((1, 0, PLAIN, 1),)),
+    *runs({"sm90-bf16-512": few(wide_backward_sm90("bf16-512"))}, lambda _: ((1, 0, PLAIN, 1),)),
 ]
 
 
 @pytest.mark.parametrize("run", BACKWARD_RUNS)
 def test_backward_with_unchecked_prefix_sums(output: Callable[[Run], str], run: Run) -> None:
-    assert output(run).count("ok ") == 30  # three gradients of each content
+    assert output(run).count("ok ") == 3 * contents_of(run)  # three gradients
+
+
+def tangent(arch: str, dtype: str, head_dim: int, tile: str, header: str) -> Program:
+    defines = {"ARCHITECTURE": f'"{arch}"', "DTYPE": dtype, "HEAD_DIM": head_dim, "TANGENT_TILE": tile}
+    defines["KERNEL_HEADER"] = f'"cuda/{header}"'
+    return Program("tangent_contents.cpp", (header,), tuple(defines.items()))
+
+
+def tangent_sm80(name: str) -> Program:
+    dtype, head_dim, tile = BACKWARD_TANGENT_KERNELS[name]
+    return tangent("sm80", dtype, head_dim, f"{tile}, 1", "sm80/backward_tangent.cuh")
+
+
+def tangent_f64(name: str) -> Program:
+    head_dim, _, _, tile = DOUBLE_KERNELS[name][:4]
+    return tangent("sm80", "f64_", head_dim, f"{tile}, 1", "sm80/backward_tangent_f64.cuh")
+
+
+def tangent_sm90(name: str) -> Program:
+    dtype, head_dim, tile, stages = BACKWARD_TANGENT_KERNELS_SM90[name]
+    program = tangent("sm90", dtype, head_dim, f"{tile}, {stages}", "sm90/backward_tangent.cuh")
+    return program._replace(defines=(*program.defines, ("STAGES", stages)))
+
+
+TANGENT_RUNS = [
+    *runs({f"sm80-{x}": few(tangent_sm80(x)) for x in ("f16-128", "f32-64")}, lambda _: ((0,),)),
+    *runs({"sm80-f64-128": few(tangent_f64("128"))}, lambda _: ((0,),)),
+    *runs({f"sm90-{x}": tangent_sm90(x) for x in ("bf16-64", "bf16-256")}, lambda _: ((1,),)),
+]
+
+
+@pytest.mark.parametrize("run", TANGENT_RUNS)
+def test_tangents_of_backward_with_unchecked_prefix_sums(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 3 * contents_of(run)
