@@ -11,6 +11,7 @@ from emulated_kernels import (
     BACKWARD_TANGENT_KERNELS,
     BACKWARD_TANGENT_KERNELS_SM90,
     DOUBLE_KERNELS,
+    FORWARD_KERNELS_SM90,
     WIDE_BACKWARD_KERNELS_SM90,
 )
 from emulated_programs import Program
@@ -108,3 +109,36 @@ TANGENT_RUNS = [
 @pytest.mark.parametrize("run", TANGENT_RUNS)
 def test_tangents_of_backward_with_unchecked_prefix_sums(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == 3 * contents_of(run)
+
+
+def forward(arch: str, dtype: str, head_dim: int, tile: str, header: str, **more: int) -> Program:
+    defines = {"ARCHITECTURE": f'"{arch}"', "DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile}
+    defines |= {"KERNEL_HEADER": f'"cuda/{header}"', **more}
+    return Program("forward_contents.cpp", ("attention/start_head_maxima.cuh", header), tuple(defines.items()))
+
+
+def forward_sm80(name: str) -> Program:
+    dtype, head_dim, tile = ATTENTION_KERNELS[name][:3]
+    return forward("sm80", dtype, head_dim, f"{tile}, 1", "sm80/forward.cuh")
+
+
+def forward_f64(name: str) -> Program:
+    head_dim, tile = DOUBLE_KERNELS[name][:2]
+    return forward("sm80", "f64_", head_dim, f"{tile}, 1", "sm80/forward_f64.cuh")
+
+
+def forward_sm90(name: str) -> Program:
+    dtype, head_dim, _, tile, stages = FORWARD_KERNELS_SM90[name]
+    return forward("sm90", dtype, head_dim, f"{tile}, {stages}", "sm90/forward.cuh", OF_SM90=1, HEAD_DIM_V=head_dim)
+
+
+FORWARD_RUNS = [
+    *runs({f"sm80-{x}": few(forward_sm80(x)) for x in ("f16-128", "f32-64")}, lambda _: ((0,),)),
+    *runs({"sm80-f64-128": few(forward_f64("128"))}, lambda _: ((0,),)),
+    *runs({f"sm90-{x}": forward_sm90(x) for x in ("bf16-64", "bf16-256")}, lambda _: ((1,),)),
+]
+
+
+@pytest.mark.parametrize("run", FORWARD_RUNS)
+def test_forward_with_unchecked_prefix_sums(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 2 * contents_of(run)  # out and lse
