@@ -1,16 +1,16 @@
 // The units of the workspace that the query rows of a sequence have: kUnitRows rows each, with softmax statistics and a part of
 // the dQ accumulator. Each head has params.units units. Packed sequences have units of their own in the order of the sequences,
 // without gaps, so a unit has the number of the work tile of the schedule by units. The first kernel writes the number of the
-// first unit of each sequence to the workspace. No rule by the start row would do: where prefix sums descend, a later sequence can
-// have earlier rows, and two sequences must not share a unit.
+// first unit of each sequence to the workspace. A rule by the start row alone would not do: where prefix sums descend, a later
+// sequence can have earlier rows, and two sequences must not share a unit.
 //
-// Bounds. n > 0 rows have at most (n - 1) / T + 1 tiles of T rows, rounded down. So sequences with all rows of a tensor together
-// have at most rows / T + batch tiles, rounded down; units_of() and schedule_params() use this bound on the host. Only the device
-// knows the prefix sums, and nothing checks them. SequenceRows clamps them to the tensor. Wherever the sequences then are, the
-// bound holds unless they have more rows together than the tensor, which needs sequences that overlap, or one has more rows than
-// max_seqlen. Then work tiles beyond the bound do not exist: no kernel computes them, and the first unit of such a sequence may
-// never be written. No result of the call has a meaning, but no kernel leaves its memory, because before() clamps what it reads;
-// and no kernel waits for a work tile that does not exist (BackwardDqCounters).
+// Bounds. n > 0 rows have (n - 1) / T + 1 tiles of T rows, rounded down. So sequences with all rows of a tensor together have at
+// most rows / T + batch tiles, rounded down. units_of() and schedule_params() use this bound on the host. Only the device knows
+// the prefix sums, and nothing checks them. SequenceRows clamps them to the tensor. The bound then holds unless the sequences
+// have more rows together than the tensor, which needs sequences that overlap, or a sequence has more rows than max_seqlen. Then
+// there are too few work tiles: no kernel computes the tiles beyond the bound, and the first unit of their sequence may never be
+// written. No result of the call has a meaning. But no kernel leaves its memory, because before() clamps what it reads, and no
+// kernel waits for a work tile that does not exist (sm90/backward_dq_counters.cuh).
 #pragma once
 
 #include "cuda/attention/params.h"
