@@ -43,10 +43,10 @@ struct QueryUnits {
         if (!params.q_lengths.cu) return first(params, work.head, work.batch * params.heads_q * params.units) + work.tile;
         return first(params, work.head, TileInGroups::of(index, schedule.heads, schedule.group, schedule.group_tiles).tile);
     }
-    // The same in the first kernel. All heads write the same numbers.
+    // The same, for the first kernel; it notes where sequences begin. All heads write the same numbers.
     template <class Params>
-    __device__ static __forceinline__ int64_t begin(const Params& params, const ScheduleParams& schedule, int index,
-                                                    const TileCoordinates& work) {
+    __device__ static __forceinline__ int64_t in_first_kernel(const Params& params, const ScheduleParams& schedule, int index,
+                                                              const TileCoordinates& work) {
         const int64_t unit = of(params, schedule, index, work);
         if (params.q_lengths.cu && work.tile == 0 && threadIdx.x == 0)
             params.first_units[work.batch] = static_cast<int32_t>(unit - first(params, work.head, 0));

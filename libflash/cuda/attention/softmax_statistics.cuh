@@ -109,7 +109,7 @@ struct SoftmaxStatisticsUnit {
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
-        const int64_t unit = QueryUnits::begin(params, params.query_schedule, index, work);
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.query_schedule, index, work);
         const int lane = threadIdx.x % kLanes;
         SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
         const int sums = sums_per_unit / kParts / kSteps;  // cleared in a step

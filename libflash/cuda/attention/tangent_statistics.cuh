@@ -86,7 +86,7 @@ struct TangentStatisticsUnit {
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
-        const int64_t unit = QueryUnits::begin(params, params.unit_schedule, index, work);
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.unit_schedule, index, work);
         TangentStatistics* const statistics = params.statistics + unit * kUnitRows;
         if (params.vector_rows)
             write<kLanes>(statistics);

@@ -23,7 +23,7 @@ struct Delta : Statistics {
         rows = SequenceRows::of(params.q_lengths, work.batch);
         const int first = work.tile * kUnitRows;
         if (first >= rows.owned) return;
-        const int64_t unit = QueryUnits::begin(params, params.query_schedule, index, work);
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.query_schedule, index, work);
         SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
         if (params.adds) this->clear(unit * sums_per_unit, sums_per_unit);
 #pragma unroll 1

@@ -44,7 +44,7 @@ struct DoubleStatisticsUnit {
         rows = SequenceRows::of(params.q_lengths, work.batch);
         const int first = work.tile * kUnitRows, lane = threadIdx.x % 32;
         if (first >= rows.owned) return;
-        const int64_t unit = QueryUnits::begin(params, params.query_schedule, index, work);
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.query_schedule, index, work);
         DoubleStatistics* const to = reinterpret_cast<DoubleStatistics*>(params.softmax_statistics) + unit * kUnitRows;
 #pragma unroll 1
         for (int i = threadIdx.x / 32; i < kUnitRows; i += kThreads / 32) {

@@ -47,7 +47,7 @@ struct DoubleTangentStatisticsUnit {
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
-        const int64_t unit = QueryUnits::begin(params, params.unit_schedule, index, work);
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.unit_schedule, index, work);
         DoubleTangentStatistics* const to = reinterpret_cast<DoubleTangentStatistics*>(params.statistics) + unit * kUnitRows;
 #pragma unroll 1
         for (int i = threadIdx.x / 32; i < kUnitRows; i += kThreads / 32) {
