@@ -326,7 +326,17 @@ typedef struct flash_attention_options_t {
  * bias, mask, block_mask and lengths still count rows and keys of the tensors. Each side has its positions from exactly one of
  * the numbers, *_begins (with the step) and *_positions. Without the flag all these fields must be 0 or NULL, steps 0 or 1.
  * Differences of positions are exact up to 2^24 in FLOAT32 calls with ALiBi. On CUDA all positions must be below 2^29 (those of
- * the numbers are checked, those of arrays are not), and alibi_slopes needs steps of 1 and no *_positions. */
+ * the numbers are checked, those of arrays are not), and alibi_slopes needs steps of 1 and no *_positions.
+ *
+ * Bad contents. The CPU reads cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k before it computes, and refuses what is not
+ * described above (INVALID). On CUDA only the kernels read them: in forward, backward and the tangents (section 14) of both,
+ * entries of cu_seqlens are clamped to 0 .. rows of their tensor, a sequence whose end is before its begin is empty, and
+ * seqused[b] is clamped to 0 .. rows of the sequence. Prefix sums may descend: sequences may be in any order, and those that
+ * share no row with another one have their results. Forward and its tangents also have the results of sequences that share keys;
+ * otherwise, where sequences share rows, the results of these sequences are undefined. If the sequences have more rows together
+ * than the tensor (not: keys, in forward and its tangents), or one has more rows than max_seqlen, all results are undefined. The
+ * call always ends, and nothing outside of the tensors is written; nor is it read, if bias, mask and block masks cover the
+ * lengths. */
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 5  FORWARD

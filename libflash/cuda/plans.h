@@ -95,7 +95,7 @@ struct BackwardTangentPlan {
     bool dynamic = false;  // dynamic tile scheduler: counters in the workspace give the next work tiles
     // In launch order. sm80: tdk and tdv; sm90: tdk_tdv, for one kernel or for two.
     LaunchShape statistics, tdq, tdk, tdv, tdk_tdv, dsink, dbias;
-    Workspace workspace;  // "statistics", "next_tiles"
+    Workspace workspace;  // "statistics", "first_units", "next_tiles"
 };
 
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias, dq_counters };
@@ -135,7 +135,8 @@ struct BackwardPlan {
     int64_t key_tiles = 0;  // of all key heads
     BackwardParts parts;    // of dk_dv
     BackwardSplits split_tiles;
-    // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums", "split_counters", "split_sums"
+    // "statistics", "first_units", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums", "split_counters",
+    // "split_sums"
     Workspace workspace;
 
     // A work tile of dk_dv is a key tile, or a split of one.

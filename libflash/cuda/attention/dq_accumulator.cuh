@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/attention/params.h"
-#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/reduction.cuh"
@@ -74,10 +74,11 @@ struct DqAccumulator {
 
     // Writes one unit of rows to floats, or adds it to them.
     __device__ static __forceinline__ void convert_to_floats(const BackwardParams& params) {
-        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        const int index = static_cast<int>(blockIdx.x);
+        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
-        const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
+        const int64_t first_unit = QueryUnits::of(params, params.query_schedule, index, work) - work.tile;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const int col = warp / kRowWarps * kBlocks * 8 + lane % 4 * 2;
         const int row_limit = params.adds ? rows.length : rows.owned;
@@ -108,12 +109,11 @@ struct DqAccumulator {
         if (kWide && params.wide_dq) return convert_to_floats(params);
         using QTile = SharedTile<kBlockM, kHeadDim>;
         static_assert(kParts == 1 || !kWide, "convert_to_floats() has no parts");
-        const int part = static_cast<int>(blockIdx.x) % kParts;
-        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch,
-                                                                 static_cast<int>(blockIdx.x) / kParts);
+        const int part = static_cast<int>(blockIdx.x) % kParts, index = static_cast<int>(blockIdx.x) / kParts;
+        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
-        const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
+        const int64_t first_unit = QueryUnits::of(params, params.query_schedule, index, work) - work.tile;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         T* dq = static_cast<T*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head +
                 rows.start * params.dq.row;

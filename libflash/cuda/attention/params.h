@@ -221,8 +221,9 @@ struct BackwardParams {
     // Workspace: one entry for each unit of each query head, see QueryUnits.
     SoftmaxStatistics* softmax_statistics;  // kUnitRows per unit; float64: DoubleStatistics
     float*
-        dq_accumulator;  // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: a kernel computes dq
-    int32_t units;       // units of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
+        dq_accumulator;    // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: a kernel computes dq
+    int32_t units;         // units of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
+    int32_t* first_units;  // packed: the first unit of each sequence; the first kernel writes it
     float softmax_scale;
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
     bool vector_out;    // the same for writing rows of dq, dk and dv

@@ -7,7 +7,7 @@
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/query_rows_tiles.h"
-#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/attention/shard.cuh"
@@ -105,7 +105,7 @@ struct QueryRows {
     __device__ __forceinline__ void load_rows() {
         load<QTile>(0, params.q, work.head, q_rows, tiles.first_row, params.head_dim);
         load<QTile>(QTile::kBytes, params.dout, work.head, q_rows, tiles.first_row, params.head_dim_v);
-        const int64_t row = QueryUnits::first(params, work.batch, work.head, q_rows.start) * kUnitRows + tiles.first_row;
+        const int64_t row = QueryUnits::first(params, work.batch, work.head, q_rows) * kUnitRows + tiles.first_row;
         constexpr int kCopies = kBlockM * sizeof(SoftmaxStatistics) / 16;
         if (thread < kCopies)
             cp_async_16(smem() + kStatisticsAt + thread * 16, params.softmax_statistics + row + thread * 2, true);

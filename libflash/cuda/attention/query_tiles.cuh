@@ -76,14 +76,4 @@ struct QueryTiles {
     }
 };
 
-// The first workspace unit of a sequence: every head has params.units units, and in a packed tensor every sequence begins with
-// a new unit.
-struct QueryUnits {
-    template <class Params>
-    __device__ static __forceinline__ int64_t first(const Params& params, int batch, int head, int start_row) {
-        if (params.q_lengths.cu) return int64_t{head} * params.units + start_row / kUnitRows + batch;
-        return (int64_t{batch} * params.heads_q + head) * params.units;
-    }
-};
-
 }  // namespace libflash::cuda

@@ -34,6 +34,12 @@ struct TileCoordinates {
     int32_t batch, head, tile;  // batch < 0: nothing to do
 };
 
+// Tiles of the rows of a packed sequence.
+template <int kTileRows>
+__device__ __forceinline__ int packed_tiles(const LengthsParams& lengths, int batch) {
+    return (SequenceRows::of(lengths, batch).owned + kTileRows - 1) / kTileRows;
+}
+
 // Packed sequences: `index` counts the tiles of all sequences; finds the sequence by prefix sums over 32 sequences at a time.
 // Every warp of the thread block computes the same result.
 template <int kTileRows>
@@ -43,7 +49,7 @@ __device__ __forceinline__ TileCoordinates find_packed_tile(const LengthsParams&
     for (int first = 0; first < batch_count; first += 32) {
         const int batch = first + lane;
         int tiles = 0;
-        if (batch < batch_count) tiles = (SequenceRows::of(lengths, batch).owned + kTileRows - 1) / kTileRows;
+        if (batch < batch_count) tiles = packed_tiles<kTileRows>(lengths, batch);
         const int sum = inclusive_prefix_sum(tiles, lane);
         const int total = __shfl_sync(0xffffffffu, sum, 31);
         if (index < before + total) {

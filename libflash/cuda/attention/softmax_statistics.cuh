@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/attention/params.h"
-#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/math.cuh"
@@ -104,13 +104,12 @@ struct SoftmaxStatisticsUnit {
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {
-        const int part = static_cast<int>(blockIdx.x) % kParts;
-        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch,
-                                           static_cast<int>(blockIdx.x) / kParts);
+        const int part = static_cast<int>(blockIdx.x) % kParts, index = static_cast<int>(blockIdx.x) / kParts;
+        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
-        const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.query_schedule, index, work);
         const int lane = threadIdx.x % kLanes;
         SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
         const int sums = sums_per_unit / kParts / kSteps;  // cleared in a step
@@ -165,7 +164,7 @@ struct Dsink {
             const SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
             const float sink = head_number<T>(params.sink, batch, head) * kLog2e;
             const SoftmaxStatistics* statistics =
-                params.softmax_statistics + QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
+                params.softmax_statistics + QueryUnits::first(params, batch, head, rows) * kUnitRows;
             if (sink == -INFINITY) continue;
             for (int row = threadIdx.x; row < rows.length; row += kThreads) {
                 const SoftmaxStatistics f = statistics[row];

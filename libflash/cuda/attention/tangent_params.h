@@ -60,6 +60,7 @@ struct BackwardTangentParams {
     // In the workspace: kUnitRows for each unit of each query head, see QueryUnits. float64: DoubleTangentStatistics.
     TangentStatistics* statistics;
     int32_t units;
+    int32_t* first_units;           // as in BackwardParams
     int32_t* next_tiles;            // the next work tile of queries, and of keys (sm90); the first kernel sets both to 0
     ScheduleParams unit_schedule;   // by unit of query rows and query head
     ScheduleParams query_schedule;  // by tile of query rows and query head

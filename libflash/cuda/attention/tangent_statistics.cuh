@@ -1,7 +1,7 @@
 // The first step of backward_tangent: the statistics of each query row that the other kernels need.
 #pragma once
 
-#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/softmax_statistics.cuh"
 #include "cuda/attention/tangent_params.h"
@@ -81,11 +81,12 @@ struct TangentStatisticsUnit {
 
     __device__ __forceinline__ void run() {
         if (params.next_tiles && blockIdx.x == 0 && threadIdx.x < 2) params.next_tiles[threadIdx.x] = 0;
-        work = tile_coordinates<kUnitRows>(params.unit_schedule, params.q_lengths, params.batch);
+        const int index = static_cast<int>(blockIdx.x);
+        work = tile_coordinates<kUnitRows>(params.unit_schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
-        const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.unit_schedule, index, work);
         TangentStatistics* const statistics = params.statistics + unit * kUnitRows;
         if (params.vector_rows)
             write<kLanes>(statistics);
@@ -116,8 +117,7 @@ struct TangentDsink {
             if (sink == -INFINITY) continue;
             const float tsink = params.tsink.data ? head_number<T>(params.tsink, batch, head) : 0.0f;
             const SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
-            const TangentStatistics* statistics =
-                params.statistics + QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
+            const TangentStatistics* statistics = params.statistics + QueryUnits::first(params, batch, head, rows) * kUnitRows;
             for (int row = threadIdx.x; row < rows.length; row += kThreads) {
                 const TangentStatistics of = statistics[row];
                 const float sum_of_row = fmaf(tsink - of.mu, of.delta, of.tdelta);

@@ -41,6 +41,8 @@ BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& 
     params.block_rows = block_mask_params(problem.block_mask, true);
     params.block_cols = block_mask_params(problem.block_mask, false);
     params.units = static_cast<int32_t>(plan.units);
+    if (problem.q_rows.packed())
+        params.first_units = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("first_units"));
     params.key_schedule = plan.key_schedule;
     params.query_schedule = plan.query_schedule;
     params.query_tile_schedule = plan.query_tile_schedule;

@@ -29,6 +29,7 @@ Workspace workspace_of(const BackwardPlan& plan, const AttentionProblem& problem
     const size_t rows = workspace_rows(plan.units, problem);
     Workspace workspace;
     workspace.add("statistics", rows * (config.dtype == KernelType::f64_ ? sizeof(DoubleStatistics) : sizeof(SoftmaxStatistics)));
+    add_first_units(workspace, problem);
     if (!plan.dq_kernel) workspace.add("dq_accumulator", rows * static_cast<size_t>(config.head_dim) * sizeof(float));
     return workspace;
 }
@@ -54,6 +55,10 @@ int64_t tiles_of_bias(const ScoreTensor& bias, int tile_q, int tile_k) {
 int64_t units_of(const AttentionProblem& problem) {
     const Sequences& rows = problem.q_rows;
     return rows.packed() ? rows.capacity / kUnitRows + problem.batch : ceil_div(rows.capacity, kUnitRows);
+}
+
+void add_first_units(Workspace& workspace, const AttentionProblem& problem) {
+    if (problem.q_rows.packed()) workspace.add("first_units", static_cast<size_t>(problem.batch) * sizeof(int32_t));
 }
 
 size_t workspace_rows(int64_t units, const AttentionProblem& problem) {

@@ -13,6 +13,9 @@ BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& 
 // Workspace units of a head; see QueryUnits.
 int64_t units_of(const AttentionProblem& problem);
 
+// Adds the first unit of each packed sequence to the workspace; see QueryUnits.
+void add_first_units(Workspace& workspace, const AttentionProblem& problem);
+
 // Query rows of all heads in the workspace, with `units` workspace units for each head.
 size_t workspace_rows(int64_t units, const AttentionProblem& problem);
 

@@ -20,6 +20,8 @@ BackwardTangentParams make_params(const TangentProblem& problem, const BackwardT
     params.statistics = reinterpret_cast<TangentStatistics*>(workspace + plan.workspace.offset("statistics"));
     if (plan.dynamic) params.next_tiles = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("next_tiles"));
     params.units = static_cast<int32_t>(plan.units);
+    if (problem.q_rows.packed())
+        params.first_units = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("first_units"));
     params.unit_schedule = plan.unit_schedule;
     params.query_schedule = plan.query_schedule;
     params.key_schedule = plan.key_schedule;

@@ -59,8 +59,9 @@ inline void set_group(ScheduleParams& params, int64_t heads) {
 inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int64_t heads, int64_t tile, double head_bytes,
                                       bool reversed) {
     ScheduleParams params{};
-    int64_t tiles = ceil_div(rows.capacity, tile);
-    if (rows.packed()) tiles = std::min(tiles + batch, batch * ceil_div(rows.max_length, tile));
+    // Packed: a bound that only sequences which overlap can exceed (attention/query_units.cuh).
+    const int64_t tiles = rows.packed() ? std::min(rows.capacity / tile + batch, batch * ceil_div(rows.max_length, tile))
+                                        : ceil_div(rows.capacity, tile);
     const int64_t all = rows.packed() ? heads : batch * heads;
     const int64_t group = all > 0 ? group_of_heads(all, head_bytes) : 1;
     params.tiles = static_cast<int32_t>(tiles);

@@ -21,6 +21,7 @@
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/score_tangents.cuh"
 #include "cuda/attention/tangent_params.h"
 #include "cuda/attention/tangent_statistics.cuh"
@@ -60,6 +61,7 @@ struct BackwardTangent {
         KeyTiles<kBlockM, kBlockN> key_tiles;      // for tdq
         QueryTiles<kBlockN, kBlockM> query_tiles;  // if transposed()
         BiasRows<kBlockM> bias_rows;               // only for tdbias
+        int units_before;                          // see QueryUnits
     };
     static_assert(sizeof(Common) <= kBackwardTangentCommonBytes, "the host and the kernel must agree");
 
@@ -128,7 +130,7 @@ struct BackwardTangent {
     }
     // Loads the statistics of `count` queries of a head, from row `first` on.
     __device__ __forceinline__ void load_statistics(int head, int first, int count) {
-        const int64_t at = QueryUnits::first(params, common().work.batch, head, common().q_rows.start) * kUnitRows + first;
+        const int64_t at = QueryUnits::first(params, head, common().units_before) * kUnitRows + first;
         for (int i = thread; i < count; i += kThreads)
             cp_async_16(smem() + kStatisticsAt + i * 16, params.statistics + at + i, true);
     }
@@ -333,6 +335,7 @@ struct BackwardTangent {
             c.work = work;
             c.q_rows = q_rows;
             c.k_rows = k_rows;
+            c.units_before = QueryUnits::before(params, work.batch, q_rows.owned);
             if (transposed()) {
                 c.query_tiles.init(params, work, q_rows.length, k_rows.length);
             } else {

@@ -8,6 +8,7 @@
 #include "cuda/attention/bias_tile.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/tangent_params.h"
 #include "cuda/params.h"
 #include "cuda/sm80/tangent_statistics_f64.cuh"
@@ -82,7 +83,7 @@ struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDi
     __device__ __forceinline__ bool has_tdout() const { return params.tdout.data; }
 
     __device__ __forceinline__ DoubleTangentStatistics statistics_of(int row) const {
-        const int64_t at = QueryUnits::first(params, work.batch, head, q_rows.start) * kUnitRows + row;
+        const int64_t at = QueryUnits::first(params, work.batch, head, q_rows) * kUnitRows + row;
         return reinterpret_cast<const DoubleTangentStatistics*>(params.statistics)[at];
     }
 

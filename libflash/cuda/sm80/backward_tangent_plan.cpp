@@ -42,6 +42,7 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     const bool is_double = kernel.config.dtype == KernelType::f64_;
     const size_t of_row = is_double ? sizeof(DoubleTangentStatistics) : sizeof(TangentStatistics);
     plan.workspace.add("statistics", workspace_rows(plan.units, problem) * of_row);
+    add_first_units(plan.workspace, problem);
     plan_schedules(plan, problem);
     const auto launch = [&](const char* argument, BackwardTangentStep step, int64_t blocks) {
         check_block_count(argument, blocks);

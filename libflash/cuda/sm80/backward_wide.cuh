@@ -14,6 +14,7 @@
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/rare_gradients.cuh"
 #include "cuda/attention/shard.cuh"
 #include "cuda/params.h"
@@ -47,6 +48,7 @@ struct WideBackward {
         SequenceRows q_rows, k_rows;
         KeyTiles<kTileRows, kCols> key_tiles;      // dq
         QueryTiles<kCols, kTileRows> query_tiles;  // dk, dv
+        int units_before;                          // see QueryUnits
         int batch, length_q, length_k;             // as apply_rare_options() needs them
     };
     static_assert(sizeof(Common) <= kWideCommonBytes, "the host and the kernel must agree");
@@ -110,7 +112,7 @@ struct WideBackward {
     }
     // Loads the softmax statistics of `count` queries of a head, from row `first` on.
     __device__ __forceinline__ void load_statistics(int head, int first, int count) {
-        const int64_t at = QueryUnits::first(params, common().work.batch, head, common().q_rows.start) * kUnitRows + first;
+        const int64_t at = QueryUnits::first(params, head, common().units_before) * kUnitRows + first;
         const int copy = thread * 2;  // 16 bytes hold the statistics of two rows
         if (copy < count) cp_async_16(smem() + kStatisticsAt + thread * 16, params.softmax_statistics + at + copy, true);
     }
@@ -296,6 +298,7 @@ struct WideBackward {
             c.work = work;
             c.q_rows = q_rows;
             c.k_rows = k_rows;
+            c.units_before = QueryUnits::before(params, work.batch, q_rows.owned);
             c.batch = work.batch;
             c.length_q = q_rows.length;
             c.length_k = k_rows.length;

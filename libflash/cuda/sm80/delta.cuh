@@ -17,12 +17,13 @@ struct Delta : Statistics {
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {
-        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        const int index = static_cast<int>(blockIdx.x);
+        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         const int first = work.tile * kUnitRows;
         if (first >= rows.owned) return;
-        const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.query_schedule, index, work);
         SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
         if (params.adds) this->clear(unit * sums_per_unit, sums_per_unit);
 #pragma unroll 1

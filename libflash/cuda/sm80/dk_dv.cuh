@@ -13,6 +13,7 @@
 #include "cuda/attention/gradient_sums.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/shard.cuh"
 #include "cuda/ptx/cp_async.cuh"
@@ -69,6 +70,7 @@ struct DkDv {
         TileCoordinates work;  // work.head is a key head
         SequenceRows q_rows, k_rows;
         Tiles tiles;
+        int units_before;  // see QueryUnits
     };
     using Shard = ShardTile<kBlockN>;  // of the general instance
     static constexpr int kShardAt = kCommonAt + kBackwardCommonBytes;
@@ -123,6 +125,7 @@ struct DkDv {
             c.work = work;
             c.k_rows = k_rows;
             c.q_rows = SequenceRows::of(params.q_lengths, work.batch);
+            c.units_before = QueryUnits::before(params, work.batch, c.q_rows.owned);
             c.tiles.init(params, work, c.q_rows.length, k_rows.length);
         }
         if constexpr (kGeneral) prepare_shard(work, k_rows);
@@ -168,7 +171,7 @@ struct DkDv {
         load<QTile>(offset, start<const T>(params.q, start_row, at.head), params.q.row, first, length, params.head_dim);
         load<QTile>(offset + QTile::kBytes, start<const T>(params.dout, start_row, at.head), params.dout.row, first, length,
                     params.head_dim_v);
-        const int64_t row = QueryUnits::first(params, c.work.batch, at.head, start_row) * kUnitRows + first;
+        const int64_t row = QueryUnits::first(params, at.head, c.units_before) * kUnitRows + first;
         constexpr int kCopies = kStatisticsBytes / 16;
         if (thread < kCopies)
             cp_async_16(smem() + offset + 2 * QTile::kBytes + thread * 16, params.softmax_statistics + row + thread * 2, true);
@@ -293,7 +296,7 @@ struct DkDv {
     }
 
     __device__ __forceinline__ float* sums_of(const Position& at) const {
-        const int64_t unit = QueryUnits::first(params, common().work.batch, at.head, common().q_rows.start);
+        const int64_t unit = QueryUnits::first(params, at.head, common().units_before);
         return params.dq_accumulator + Accumulator::tile_offset(unit, at.tile);
     }
 

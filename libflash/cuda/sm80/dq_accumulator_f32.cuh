@@ -64,10 +64,11 @@ struct FloatDqAccumulator : DqAccumulator<float, kHeadDim, kBlockM, kWarps> {
     // Converts one unit (kUnitRows rows) of the accumulator to dq. All warps of the thread block call it.
     __device__ static __forceinline__ void convert(const BackwardParams& params) {
         if (params.adds) return Base::convert_to_floats(params);
-        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        const int index = static_cast<int>(blockIdx.x);
+        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
-        const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
+        const int64_t first_unit = QueryUnits::of(params, params.query_schedule, index, work) - work.tile;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const int col = warp / kRowWarps * kBlocks * 8 + lane % 4 * 2;
         float* dq = static_cast<float*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head +

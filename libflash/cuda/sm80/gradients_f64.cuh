@@ -9,6 +9,7 @@
 
 #include "cuda/attention/params.h"
 #include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/shard.cuh"
 #include "cuda/ptx/cp_async.cuh"
@@ -157,7 +158,7 @@ struct DoubleGradients {
     }
 
     __device__ __forceinline__ DoubleStatistics statistics_of(int head, int row) const {
-        const int64_t at = QueryUnits::first(params, work.batch, head, q_rows.start) * kUnitRows + row;
+        const int64_t at = QueryUnits::first(params, work.batch, head, q_rows) * kUnitRows + row;
         return reinterpret_cast<const DoubleStatistics*>(params.softmax_statistics)[at];
     }
     __device__ __forceinline__ bool keeps(int head, int row, int key) const {

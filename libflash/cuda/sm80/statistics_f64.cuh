@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/attention/params.h"
-#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/params.h"
 #include "cuda/sm80/score_f64.cuh"
@@ -38,12 +38,13 @@ struct DoubleStatisticsUnit {
     }
 
     __device__ __forceinline__ void run() {
-        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        const int index = static_cast<int>(blockIdx.x);
+        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         const int first = work.tile * kUnitRows, lane = threadIdx.x % 32;
         if (first >= rows.owned) return;
-        const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.query_schedule, index, work);
         DoubleStatistics* const to = reinterpret_cast<DoubleStatistics*>(params.softmax_statistics) + unit * kUnitRows;
 #pragma unroll 1
         for (int i = threadIdx.x / 32; i < kUnitRows; i += kThreads / 32) {
@@ -81,7 +82,7 @@ struct DoubleDsink {
             if (sink == -INFINITY) continue;
             const SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
             const DoubleStatistics* statistics = reinterpret_cast<const DoubleStatistics*>(params.softmax_statistics) +
-                                                 QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
+                                                 QueryUnits::first(params, batch, head, rows) * kUnitRows;
 #pragma unroll 1
             for (int row = threadIdx.x; row < rows.length; row += kThreads)
                 sum -= probability(sink, statistics[row].lse) * statistics[row].delta;

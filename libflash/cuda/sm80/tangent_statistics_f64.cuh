@@ -1,7 +1,7 @@
 // The statistics of the query rows for backward_tangent in float64, and the tangent of the gradient of the sink.
 #pragma once
 
-#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/tangent_params.h"
 #include "cuda/sm80/score_f64.cuh"
@@ -42,11 +42,12 @@ struct DoubleTangentStatisticsUnit {
     }
 
     __device__ __forceinline__ void run() {
-        work = tile_coordinates<kUnitRows>(params.unit_schedule, params.q_lengths, params.batch);
+        const int index = static_cast<int>(blockIdx.x);
+        work = tile_coordinates<kUnitRows>(params.unit_schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
-        const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        const int64_t unit = QueryUnits::in_first_kernel(params, params.unit_schedule, index, work);
         DoubleTangentStatistics* const to = reinterpret_cast<DoubleTangentStatistics*>(params.statistics) + unit * kUnitRows;
 #pragma unroll 1
         for (int i = threadIdx.x / 32; i < kUnitRows; i += kThreads / 32) {
@@ -69,7 +70,7 @@ struct DoubleTangentDsink {
             const double tsink = params.tsink.data ? head_number_at(params.tsink, batch, head) : 0.0;
             const SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
             const DoubleTangentStatistics* statistics = reinterpret_cast<const DoubleTangentStatistics*>(params.statistics) +
-                                                        QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
+                                                        QueryUnits::first(params, batch, head, rows) * kUnitRows;
 #pragma unroll 1
             for (int row = threadIdx.x; row < rows.length; row += kThreads) {
                 const DoubleTangentStatistics of = statistics[row];

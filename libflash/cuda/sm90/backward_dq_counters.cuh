@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
-#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -47,21 +47,38 @@ private:
     }
 };
 
-// A thread block sets the counters of one unit of query rows, a thread for each.
+// Whether sequences have more tiles than their schedule has work tiles (query_units.cuh). All lanes of a warp call it.
+template <int kTileRows>
+__device__ __forceinline__ bool exceed(const ScheduleParams& schedule, const LengthsParams& lengths, int batch_count) {
+    if (!lengths.cu) return false;
+    int tiles = 0;
+#pragma unroll 1
+    for (int batch = static_cast<int>(threadIdx.x % 32); batch < batch_count; batch += 32)
+        tiles = min(tiles + packed_tiles<kTileRows>(lengths, batch), schedule.tiles + 1);
+    return __reduce_add_sync(0xffffffffu, tiles) > schedule.tiles;
+}
+
+// A thread block sets the counters of one unit of query rows, a thread for each. Where sequences have more tiles than work tiles,
+// a turn could belong to a key tile that nobody computes, or a counter would not be set. Then no work tile is left for dK/dV.
 template <class Kernel, bool kBlockMask>
 struct BackwardDqCounters {
     static constexpr int kBlockM = Kernel::config.tile_q, kBlockN = Kernel::config.tile_k, kThreads = 32;
+    static constexpr int kNoWorkTileLeft = 1 << 30;  // above all numbers; thread blocks can still add to it
     static_assert(kUnitRows / kBlockM <= kThreads, "a thread for each query tile");
 
     __device__ static __forceinline__ void set(const BackwardParams& params) {
-        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        const int index = static_cast<int>(blockIdx.x);
+        if (index == 0 && (exceed<kUnitRows>(params.query_schedule, params.q_lengths, params.batch) ||
+                           exceed<kBlockN>(params.key_schedule, params.k_lengths, params.batch)))
+            *params.next_work_tile = kNoWorkTileLeft;
+        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
         const int tile = work.tile * (kUnitRows / kBlockM) + static_cast<int>(threadIdx.x);
         if (threadIdx.x >= kUnitRows / kBlockM || tile * kBlockM >= rows.owned) return;
         const int keys = SequenceRows::of(params.k_lengths, work.batch).length;
         const DqTurns<kBlockM, kBlockN, kBlockMask> turns(params, work.batch, work.head, tile, rows.length, keys);
-        const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
+        const int64_t first_unit = QueryUnits::of(params, params.query_schedule, index, work) - work.tile;
         *dq_counter<kBlockM>(params, first_unit, tile) = turns.first();
     }
 };

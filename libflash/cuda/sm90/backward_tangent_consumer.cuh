@@ -92,7 +92,7 @@ private:
     __device__ __forceinline__ void load_row_statistics(State& c, int warp) const {
         if constexpr (kKeys) return;
         const auto& work = work_tile(c);
-        const int64_t unit = QueryUnits::first(context.params, work.at.batch, work.at.head, work.rows.start);
+        const int64_t unit = QueryUnits::first(context.params, work.at.head, work.units_before);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = first_row_of_lane(c, warp) + 8 * r;

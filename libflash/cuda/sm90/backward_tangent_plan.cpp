@@ -38,6 +38,7 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     plan.vector_loads = plan.vector_out = true;  // supports_tangent() sees to it
     plan.vector_rows = outputs_load_in_vectors(problem);
     plan.workspace.add("statistics", workspace_rows(plan.units, problem) * sizeof(TangentStatistics));
+    add_first_units(plan.workspace, problem);
     plan_schedules(plan, problem, device);
     const auto launch = [&](const char* argument, BackwardTangentStep step, int64_t blocks) {
         check_block_count(argument, blocks);

@@ -172,7 +172,7 @@ private:
     }
     __device__ __forceinline__ void load_statistics(const WorkTile& work, int stage, const MBarrier& full,
                                                     const ColumnTilePosition& at) const {
-        const int64_t unit = QueryUnits::first(context.params, work.at.batch, at.head, work.cols.start);
+        const int64_t unit = QueryUnits::first(context.params, at.head, work.units_before);
         tma_load_bytes(anew(context.tiles.statistics(stage)), context.params.statistics + unit * kUnitRows + at.tile * kBlockN,
                        Traits::kStatisticsBytes, full);
     }

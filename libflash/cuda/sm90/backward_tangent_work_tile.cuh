@@ -4,6 +4,7 @@
 
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/tangent_params.h"
 
@@ -37,6 +38,7 @@ struct BackwardTangentWorkTile {
     Tiles tiles;
     GroupColumnTiles of_group[Traits::kGroups];
     int first_head, heads;  // of the columns
+    int units_before;       // see QueryUnits
     int loaded_cols;        // where only the device knows lengths: columns from this one on may hold other data
 
     __device__ __forceinline__ void init(const BackwardTangentParams& params, const TileCoordinates& work) {
@@ -45,6 +47,7 @@ struct BackwardTangentWorkTile {
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
         const LengthsParams& lengths = kKeys ? params.q_lengths : params.k_lengths;
+        units_before = QueryUnits::before(params, work.batch, q_rows.owned);
         rows = kKeys ? k_rows : q_rows;
         cols = kKeys ? q_rows : k_rows;
         loaded_cols = lengths.cu || lengths.used ? cols.length : INT32_MAX;

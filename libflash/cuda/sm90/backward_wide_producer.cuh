@@ -70,7 +70,7 @@ private:
         context.storage.empty_of_statistics(group).wait((static_cast<uint32_t>(number / Traits::kGroups) & 1) ^ 1);
         const MBarrier full = context.storage.full_of_statistics(group);
         full.arrive_and_expect(sizeof(statistics));
-        const int64_t unit = QueryUnits::first(context.params, work.at.batch, head, work.columns.start);
+        const int64_t unit = QueryUnits::first(context.params, head, work.units_before);
         tma_load_bytes(shared_address(&statistics), context.params.softmax_statistics + unit * kUnitRows + tile * 64,
                        sizeof(statistics), full);
     }

@@ -25,7 +25,7 @@ struct BackwardWideWeights {
             const auto& work = context.storage.work_tile;
             const SoftmaxStatistics* const statistics =
                 context.params.softmax_statistics +
-                QueryUnits::first(context.params, work.at.batch, work.at.head, work.rows.start) * kUnitRows + row;
+                QueryUnits::first(context.params, work.at.head, work.units_before) * kUnitRows + row;
             of_rows[0] = statistics[0], of_rows[1] = statistics[8];
         }
     }

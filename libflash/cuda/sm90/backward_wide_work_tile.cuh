@@ -4,6 +4,7 @@
 
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/sm90/backward_wide_traits.cuh"
 
 #include <type_traits>
@@ -20,6 +21,7 @@ struct BackwardWideWorkTile {
     Tiles tiles;
     int first_head, heads;  // of the columns
     int number_of_tiles;
+    int units_before;  // see QueryUnits
 
     // The work tile with number `index` in the grid. Returns false if there is none.
     __device__ static __forceinline__ bool find(const BackwardParams& params, int index, TileCoordinates& at,
@@ -35,6 +37,7 @@ struct BackwardWideWorkTile {
         at = found;
         rows = owned;
         columns = SequenceRows::of(Traits::kKeys ? params.q_lengths : params.k_lengths, at.batch);
+        units_before = QueryUnits::before(params, at.batch, (Traits::kKeys ? columns : rows).owned);
         if constexpr (Traits::kKeys) {
             tiles.init(params, at, columns.length, rows.length);
             first_head = at.head * params.group_size + params.part.first_head;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/params.h"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/sm90/backward_traits.cuh"
 #include "cuda/sm90/query_tile_range.cuh"
@@ -20,7 +21,11 @@ struct BackwardWorkTile {
 
     LoadedRows loaded;
     TileCoordinates work;  // head: a key head; batch < 0: there are no more work tiles
-    SequenceRows q_rows, k_rows;
+    // The query rows of the sequence in their tensor and in the workspace (QueryUnits).
+    struct {
+        int32_t start, units_before, length;
+    } queries;
+    SequenceRows k_rows;
     QueryTiles<kBlockM, kBlockN> tiles;
     QueryTileRange<kBlockM, kBlockN> range;
     int number;  // of the work tile in the launch
@@ -31,7 +36,8 @@ struct BackwardWorkTile {
     // `work` must be set before.
     __device__ __forceinline__ void init(const BackwardParams& params, int number_in_launch) {
         number = number_in_launch;
-        q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        queries = {q_rows.start, QueryUnits::before(params, work.batch, q_rows.owned), q_rows.length};
         const SequenceRows keys_of_sequence = SequenceRows::of(params.k_lengths, work.batch);
         tiles.init(params, work, q_rows.length, keys_of_sequence.length);
         range = QueryTileRange<kBlockM, kBlockN>::of(tiles);
@@ -45,11 +51,11 @@ struct BackwardWorkTile {
     }
 
     __device__ __forceinline__ int64_t first_unit(const BackwardParams& params, const QueryTilePosition& at) const {
-        return QueryUnits::first(params, work.batch, at.head, q_rows.start);
+        return QueryUnits::first(params, at.head, queries.units_before);
     }
     // The first row of the key tile in K and V, and the first row of a query tile in Q and dO.
     __device__ __forceinline__ int key_row() const { return (Traits::kRagged ? k_rows.start : 0) + tiles.first_col; }
-    __device__ __forceinline__ int query_row(int tile) const { return (Traits::kRagged ? q_rows.start : 0) + tile * kBlockM; }
+    __device__ __forceinline__ int query_row(int tile) const { return (Traits::kRagged ? queries.start : 0) + tile * kBlockM; }
 
 private:
     // The splits of a key tile divide its query tiles or, in instances that support block masks, its query heads.

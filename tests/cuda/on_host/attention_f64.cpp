@@ -110,6 +110,8 @@ void backward(Problem& p, Call& call) {
     params.units = p.packed ? 2 * kRows / kUnitRows + kBatch : (kRows + kUnitRows - 1) / kUnitRows;
     std::vector<DoubleStatistics> statistics((p.packed ? 1 : kBatch) * kHeads * params.units * kUnitRows, {NAN, NAN});
     params.softmax_statistics = reinterpret_cast<SoftmaxStatistics*>(statistics.data());
+    std::vector<int32_t> first_units(kBatch, -1);
+    params.first_units = first_units.data();
     const int tile_q = query_rows_tile_q(HEAD_DIM, true, 8), tile_k = query_rows_tile_k(HEAD_DIM, 8);
     params.key_schedule =
         schedule_params(p.rows_of_keys(call.keys()), kBatch, kKeyHeads, BackwardKernel::config.tile_k, 1e5, false);

@@ -158,7 +158,7 @@ struct Problem {
     std::vector<float> split_sums;
     std::vector<int32_t> split_counts;
     std::vector<SoftmaxStatistics> statistics;
-    std::vector<int32_t> counters;
+    std::vector<int32_t> counters, first_units;
     int32_t next_work_tile = -1;
     BackwardParams params{};
 
@@ -274,6 +274,8 @@ struct Problem {
         params.units = c.is_packed() ? queries.rows / kUnitRows + c.batch : (c.queries + kUnitRows - 1) / kUnitRows;
         statistics.assign(size_t(c.is_packed() ? 1 : c.batch) * c.heads_q * params.units * kUnitRows, {NAN, NAN});
         params.softmax_statistics = statistics.data();
+        first_units.assign(c.batch, -1);
+        params.first_units = first_units.data();
         if (!kWideHeads) {
             sums.assign(statistics.size() * HEAD_DIM, NAN);
             params.dq_accumulator = sums.data();

@@ -181,6 +181,8 @@ bool run(Problem& p) {
     params.units = (kBefore + kRows) / kUnitRows + 1;
     std::vector<TangentStatistics> statistics(kHeads * params.units * kUnitRows, TangentStatistics{NAN, NAN, NAN, NAN});
     params.statistics = statistics.data();
+    int32_t first_unit = -1;
+    params.first_units = &first_unit;
     if (p.rare) use_rare_options(params, p);
     const Sequences queries = side(kRows, params.q_lengths.cu), keys = side(kKeys, params.k_lengths.cu);
     params.unit_schedule = schedule_params(queries, 1, kHeads, kUnitRows, 1e3, false);

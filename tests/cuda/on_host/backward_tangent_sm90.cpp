@@ -47,7 +47,7 @@ struct Problem {
     std::vector<float> sink, tsink, lse, tlse, dlse, tdlse, delta, tdelta, tdsink;
     std::vector<double> tdq64, tdk64, tdv64, tdsink64;
     std::vector<TangentStatistics> statistics;
-    std::vector<int32_t> next_tiles{INT32_MIN, INT32_MIN};
+    std::vector<int32_t> next_tiles{INT32_MIN, INT32_MIN}, first_units;
     BackwardTangentParams params{};
 
     explicit Problem(const Case& given)
@@ -137,6 +137,8 @@ struct Problem {
         params.units = packed ? queries.rows / kUnitRows + c.batch : (c.queries + kUnitRows - 1) / kUnitRows;
         statistics.assign(size_t(params.units) * kUnitRows * c.heads_q * (packed ? 1 : c.batch), {NAN, NAN, NAN, NAN});
         params.statistics = statistics.data();
+        first_units.assign(c.batch, -1);
+        params.first_units = first_units.data();
         const int tile = Kernel::config.tile_q;
         params.unit_schedule = schedule_params(q_side, c.batch, c.heads_q, kUnitRows, 1e3, false);
         params.query_schedule = schedule_params(q_side, c.batch, c.heads_q, tile, 1e3, c.right < kAll);

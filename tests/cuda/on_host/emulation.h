@@ -388,6 +388,9 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
 inline int __reduce_max_sync(unsigned, int x) {
     return emulation::reduce(x, [](int a, int b) { return max(a, b); });
 }
+inline int __reduce_add_sync(unsigned, int x) {
+    return emulation::reduce(x, [](int a, int b) { return a + b; });
+}
 inline int __reduce_min_sync(unsigned, int x) {
     return emulation::reduce(x, [](int a, int b) { return min(a, b); });
 }

@@ -165,6 +165,8 @@ bool backward_tangent(TangentProblem& p, const Call& call, bool takes_deltas) {
     params.units = p.packed ? 2 * kRows / kUnitRows + kBatch : (kRows + kUnitRows - 1) / kUnitRows;
     std::vector<DoubleTangentStatistics> statistics((p.packed ? 1 : kBatch) * kHeads * params.units * kUnitRows);
     params.statistics = reinterpret_cast<TangentStatistics*>(statistics.data());
+    std::vector<int32_t> first_units(kBatch, -1);
+    params.first_units = first_units.data();
     const int tile = BackwardKernel::config.tile_q;
     params.unit_schedule = schedule_params(p.rows_of_queries(), kBatch, kHeads, kUnitRows, 1e9, false);
     params.query_schedule = schedule_params(p.rows_of_queries(), kBatch, kHeads, tile, 1e5, true);
