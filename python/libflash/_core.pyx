@@ -323,7 +323,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
 
 include "_operations.pxi"
 include "_cache_write.pxi"
-include "_decode_schedule.pxi"
 include "_shapes.pxi"
 include "_information.pxi"
+include "_decode_schedule.pxi"
 include "_tangents.pxi"
