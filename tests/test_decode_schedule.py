@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,19 @@ def test_torch_compile() -> None:
     assert torch.equal(step(arrays[0], None), wanted)
     with pytest.raises(Exception, match="schedule: dtype must be int32"):
         step(arrays[0], schedule.float())
+
+
+def test_dtensors_with_a_schedule_are_gathered() -> None:
+    """It is for the shapes of the whole call."""
+    torch = pytest.importorskip("torch")
+    if not torch.distributed.is_available():
+        pytest.skip("PyTorch without torch.distributed")
+    import libflash.torch  # noqa: F401
+    from libflash._torch_sharding import shard_axes
+
+    tensor = SimpleNamespace(ndim=4, shape=(4, 128, 8, 16), mesh=SimpleNamespace(size=lambda: 2))
+    assert shard_axes({"q": tensor, "k_cache": tensor, "schedule": None}) == ["b", "h"]
+    assert shard_axes({"q": tensor, "k_cache": tensor, "schedule": tensor}) == []
 
 
 @pytest.mark.parametrize("operator", ["decode", "decode_append", "decode_append_parts"])
