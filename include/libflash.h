@@ -559,7 +559,7 @@ typedef struct flash_decode_options_t {
     int64_t shard_count;                   /* the number of shards of the keys; 0 or 1: the cache has all. See "Shards" */
     int64_t shard_index;                   /* which of them this cache is, from 0 */
     int64_t shard_keys;                    /* neighbouring keys that stay together; 0 counts as 1 */
-    const flash_tensor_t *schedule;        /* INT32 (n), contiguous: see "Schedule"; NULL: made in the call */
+    const flash_tensor_t *schedule;        /* INT32 (n), what flash_attention_decode_schedule has written; see "Schedule" */
 } flash_decode_options_t;
 
 #define FLASH_DECODE_OPTIONS_INIT FLASH_INIT_(flash_decode_options_t)
@@ -581,11 +581,11 @@ FLASH_API flash_status_t flash_attention_decode_schedule_size(const flash_tensor
                                                               const flash_tensor_t *lse,
                                                               const flash_decode_options_t *options, size_t *bytes);
 
-/* Writes the schedule for flash_attention_decode with these arguments: see "Schedule" above. The call reads
- * cache_seqlens, cu_seqlens_q and cu_seqlens_new; data of the other tensors may be NULL, and options->schedule is ignored. If the
- * size is 0, nothing is written.
+/* Writes the schedule for flash_attention_decode with these arguments: see "Schedule" above. The call reads cache_seqlens,
+ * cu_seqlens_q and cu_seqlens_new; data of the other tensors may be NULL, and options->schedule is ignored. If the size is 0,
+ * nothing is written.
  *
- *     schedule  INT32 (n), contiguous, on the device of q, its address a multiple of 16 bytes; 4 n is at least the size */
+ *     schedule  INT32 (n), contiguous, on the device of q; 4 n is at least the size, the address a multiple of 16 bytes */
 FLASH_API flash_status_t flash_attention_decode_schedule(const flash_tensor_t *q, const flash_tensor_t *k_cache,
                                                          const flash_tensor_t *v_cache, const flash_tensor_t *out,
                                                          const flash_tensor_t *lse, const flash_decode_options_t *options,

@@ -182,7 +182,7 @@ OPTIONS = (
     Option("cu_seqlens_tree", LENGTHS, None, DECODE, rank=2),
     Option("shared_groups", LENGTHS, None, DECODE, rank=4),
     Option("shared_lens", LENGTHS, None, DECODE, rank=4),
-    # In JAX an array of the size that decode_schedule needs would have to be known before it runs.
+    # Not in JAX: XLA needs the shape of every result while it compiles, before there is a plan for the device.
     Option("schedule", SCHEDULE, None, DECODE, rank=6, jax=False),
     Option("shard", SHARD, (1, 0, 1), DECODE, c=("shard_count", "shard_index", "shard_keys"), rank=5),
     Option("invariant", SWITCH, False, DECODE, rank=3, flag="INVARIANT_ROWS"),

@@ -48,6 +48,11 @@ def test_no_bit_changes(kernel: dict, page: int, rows: tuple[int, ...], more: di
     assert ("tile order from the schedule: " in layers.explain(schedule=schedule)) == (schedule is not None)
 
 
+def units(schedule: torch.Tensor) -> torch.Tensor:
+    """Batch entry, head and tile of each unit. The number of thread blocks is an estimate, whose last bits may differ."""
+    return schedule[4:].view(-1, 4)[: int(schedule[1]), :3]
+
+
 @every_kernel
 def test_strides_do_not_matter(kernel: dict) -> None:
     """A schedule that was made for other strides."""
@@ -56,7 +61,7 @@ def test_strides_do_not_matter(kernel: dict) -> None:
     layers.caches = [tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in caches) for caches in layers.caches]
     assert same(layers.results(schedule=schedule), wanted)
     other = layers.schedule()
-    assert schedule is None or torch.equal(schedule[1:3], other[1:3])
+    assert schedule is None or torch.equal(units(schedule), units(other))
 
 
 STEPS = (
