@@ -455,6 +455,15 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * them to fill the GPU; without scales, q_positions, tree_mask, cache_leftpad, alibi_slopes, window_left, shards and
  * FLOAT32 out. Else the hint is ignored.
  *
+ * Schedule. Long chunks on CUDA (explain: "long chunks") are computed in an order that depends on lengths alone: those in
+ * cache_seqlens, cu_seqlens_q and cu_seqlens_new. Every call computes the order, unless it is given as `schedule`:
+ * flash_attention_decode_schedule computes it once for all layers of a step. Calls may share a schedule if they differ in nothing
+ * but softmax_scale, the addresses and strides of their tensors, and the contents of tensors other than these three. They only
+ * read it, so they may run on several streams, after the call that writes it. No bit of a result changes. A schedule for other
+ * shapes, options or lengths, or with any numbers, gives undefined results, but nothing outside of the tensors is touched. One
+ * that is too small is refused. A call that has no use for a schedule (size 0: on the CPU, without long chunks, or where no
+ * kernel has them) accepts one of any size and does not read it.
+ *
  * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
  * columns * page_size. Table entries past the last key, and those before the first key that a row sees (window,
  * cache_leftpad), are not read. Sequences may share pages or cache entries that they only read. But a row to which a sequence
@@ -560,6 +569,7 @@ typedef struct flash_decode_options_t {
     int64_t shard_count;                   /* the number of shards of the keys; 0 or 1: the cache has all. See "Shards" */
     int64_t shard_index;                   /* which of them this cache is, from 0 */
     int64_t shard_keys;                    /* neighbouring keys that stay together; 0 counts as 1 */
+    const flash_tensor_t *schedule;        /* INT32 (n), what flash_attention_decode_schedule has written; see "Schedule" */
 } flash_decode_options_t;
 
 #define FLASH_DECODE_OPTIONS_INIT FLASH_INIT_(flash_decode_options_t)
@@ -573,6 +583,23 @@ FLASH_API flash_status_t flash_attention_decode_workspace_size(const flash_tenso
                                                                const flash_tensor_t *v_cache, const flash_tensor_t *out,
                                                                const flash_tensor_t *lse,
                                                                const flash_decode_options_t *options, size_t *bytes);
+
+/* The size of a schedule for flash_attention_decode with these arguments, in bytes; 0: the call needs none. Only the descriptions
+ * of the tensors matter. options->schedule has no effect. */
+FLASH_API flash_status_t flash_attention_decode_schedule_size(const flash_tensor_t *q, const flash_tensor_t *k_cache,
+                                                              const flash_tensor_t *v_cache, const flash_tensor_t *out,
+                                                              const flash_tensor_t *lse,
+                                                              const flash_decode_options_t *options, size_t *bytes);
+
+/* Writes the schedule for flash_attention_decode with these arguments: see "Schedule" above. The call reads cache_seqlens,
+ * cu_seqlens_q and cu_seqlens_new; data of the other tensors may be NULL, and options->schedule is ignored. If the size is 0,
+ * nothing is written.
+ *
+ *     schedule  INT32 (n), contiguous, on the device of q; 4 n is at least the size, the address a multiple of 16 bytes */
+FLASH_API flash_status_t flash_attention_decode_schedule(const flash_tensor_t *q, const flash_tensor_t *k_cache,
+                                                         const flash_tensor_t *v_cache, const flash_tensor_t *out,
+                                                         const flash_tensor_t *lse, const flash_decode_options_t *options,
+                                                         const flash_tensor_t *schedule, void *stream);
 
 /* Writes new rows of keys and values to slots of a cache, as inference engines do before they attend: rows of any sequences in
  * any order, without lengths and tables. Row i goes to row slots[i] mod rows of entry or page slots[i] / rows, where rows is

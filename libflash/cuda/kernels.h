@@ -39,6 +39,8 @@ const Kernel* compiled_kernels(int* count);
 void forward(const Kernel& kernel, const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream);
 void backward(const Kernel& kernel, const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream);
 void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);
+// Writes the schedule of the problem. The plan must have a prefill kernel.
+void decode_schedule(const DecodeProblem& problem, const DecodePlan& plan, void* stream);
 // out and lse of the problem hold the result of forward, unless is_fused(plan).
 void forward_tangent(const Kernel& kernel, const TangentProblem& problem, const ForwardTangentPlan& plan, void* stream);
 void backward_tangent(const Kernel& kernel, const TangentProblem& problem, const BackwardTangentPlan& plan, void* workspace,

@@ -59,6 +59,8 @@ struct PrefillPlan {
     bool in_pairs = false;         // thread blocks work in pairs (sm90/block_pair.cuh)
     bool long_sums = false;        // as in ForwardPlan
     int multiprocessors = 0;       // of the device
+    size_t schedule_bytes = 0;     // of a schedule of the caller, which has the order of the work tiles
+    bool order_is_given = false;   // the call has a schedule: `order` copies it
     LaunchShape order, attention;  // steps of ForwardStep
     Workspace workspace;           // "sequence_order", "long_sums"
 };

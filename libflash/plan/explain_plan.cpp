@@ -148,7 +148,7 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     const cuda::PrefillPlan& prefill = plan.prefill.plan;
     line(text, "long chunks", "sequences of at least ", prefill.fewest_rows, " query rows: ", plan.prefill.name, ", tile ",
          prefill.tile_q, " queries x ", prefill.tile_k, " keys, instance ", prefill.instance.name);
-    launches.add("tile order", prefill.order);
+    launches.add(prefill.order_is_given ? "tile order from the schedule" : "tile order", prefill.order);
     launches.add(
         "attention", prefill.attention,
         text_of(prefill.in_pairs ? kInPairs : "", cuda::runs_beside_prefill(plan) ? ", at the same time as decode" : ""));

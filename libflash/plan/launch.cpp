@@ -26,6 +26,13 @@ void launch(const DecodeProblem& problem, const DecodePlan& plan, void* workspac
     plan.kernel->cpu->decode(problem, plan.cpu, workspace);
 }
 
+void launch_schedule([[maybe_unused]] const DecodeProblem& problem, [[maybe_unused]] const DecodePlan& plan,
+                     [[maybe_unused]] void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.cuda.prefill.plan.schedule_bytes > 0) cuda::decode_schedule(problem, plan.cuda, stream);
+#endif
+}
+
 #if LIBFLASH_BUILD_CUDA
 static void launch_on_cuda(const TangentProblem& problem, const TangentPlan& plan, char* workspace, void* stream) {
     const auto region = [&](const char* name) { return workspace + plan.workspace.offset(name); };

@@ -4,6 +4,7 @@
 
 #include "plan/before_tangent.h"
 #include "plan/selection.h"
+#include "problem/schedule.h"
 
 namespace libflash {
 
@@ -75,6 +76,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, const KernelEntry& kernel) 
             cuda::DecodePlan plan =
                 architecture.plan_decode(*kernel.cuda, problem, device_of(problem.device), prefill_of(problem));
             take_prefix_kernel(plan, problem, *kernel.cuda);
+            check_schedule(problem.schedule, plan.prefill.plan.schedule_bytes);
             return plan;
         });
 }

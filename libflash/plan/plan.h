@@ -54,6 +54,8 @@ TangentPlan plan_tangent(const TangentProblem& problem, const KernelEntry& kerne
 void launch(const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream);
 void launch(const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream);
 void launch(const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);
+// Writes the schedule of the problem, if the plan has one.
+void launch_schedule(const DecodeProblem& problem, const DecodePlan& plan, void* stream);
 void launch(const TangentProblem& problem, const TangentPlan& plan, void* workspace, void* stream);
 void launch(const MergeProblem& problem, const MergePlan& plan, void* stream);
 void launch(const CompressProblem& problem, const CompressPlan& plan, void* stream);

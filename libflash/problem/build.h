@@ -42,9 +42,10 @@ TangentProblem make_backward_tangent_problem(const flash_tensor_t* dout, const f
                                              const flash_tangents_t* tangents, const flash_attention_options_t* options,
                                              Reading reading);
 
+// `schedule`: with Reading::schedule, where the schedule is to be written; options->schedule is then ignored.
 DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t* k_cache, const flash_tensor_t* v_cache,
                                   const flash_tensor_t* out, const flash_tensor_t* lse, const flash_decode_options_t* options,
-                                  Reading reading);
+                                  Reading reading, const flash_tensor_t* schedule = nullptr);
 
 MergeProblem make_merge_problem(const flash_tensor_t* outs, const flash_tensor_t* lses, int32_t count, const flash_tensor_t* out,
                                 const flash_tensor_t* lse, const flash_merge_options_t* options);

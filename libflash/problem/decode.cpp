@@ -6,6 +6,7 @@
 #include "problem/lengths.h"
 #include "problem/options.h"
 #include "problem/positions.h"
+#include "problem/schedule.h"
 #include "problem/score.h"
 #include "problem/shared_keys.h"
 
@@ -112,7 +113,7 @@ void check_given_together(const DecodeProblem& p) {
 
 DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_decode_options_t& options) {
     DecodeTensors tensors;
-    tensors.cache_seqlens = reader.optional(options.cache_seqlens, "cache_seqlens");
+    tensors.cache_seqlens = reader.optional(options.cache_seqlens, "cache_seqlens", kOfSchedule);
     tensors.block_table = reader.optional(options.block_table, "block_table");
     tensors.batch_idx = reader.optional(options.cache_batch_idx, "cache_batch_idx");
     tensors.leftpad = reader.optional(options.cache_leftpad, "cache_leftpad");
@@ -122,8 +123,8 @@ DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_
     p.rotary_sin = reader.optional(options.rotary_sin, "rotary_sin", kContiguousRows);
     tensors.slopes = reader.optional(options.alibi_slopes, "alibi_slopes");
     tensors.sink = reader.optional(options.learnable_sink, "learnable_sink");
-    tensors.cu_q = reader.optional(options.cu_seqlens_q, "cu_seqlens_q");
-    tensors.cu_new = reader.optional(options.cu_seqlens_new, "cu_seqlens_new");
+    tensors.cu_q = reader.optional(options.cu_seqlens_q, "cu_seqlens_q", kOfSchedule);
+    tensors.cu_new = reader.optional(options.cu_seqlens_new, "cu_seqlens_new", kOfSchedule);
     tensors.positions = reader.optional(options.q_positions, "q_positions");
     tensors.tree = reader.optional(options.tree_mask, "tree_mask");
     tensors.cu_tree = reader.optional(options.cu_seqlens_tree, "cu_seqlens_tree");
@@ -375,7 +376,7 @@ void check_tree_contents(const DecodeProblem& p) {
 
 DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t* k_cache, const flash_tensor_t* v_cache,
                                   const flash_tensor_t* out, const flash_tensor_t* lse, const flash_decode_options_t* given,
-                                  Reading reading) {
+                                  Reading reading, const flash_tensor_t* schedule) {
     DecodeProblem problem;
     const flash_decode_options_t options = read_decode_options(problem, given);
     Reader reader(reading);
@@ -386,6 +387,9 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
     problem.out = reader.required(out, "out", kContiguousRows | kWritten);
     problem.lse = reader.optional(lse, "lse", kWritten);
     const DecodeTensors tensors = read_decode_tensors(problem, reader, options);
+    problem.writes_schedule = reading == Reading::schedule;
+    problem.schedule = problem.writes_schedule ? reader.required(schedule, "schedule", kWritten | kOfSchedule)
+                                               : reader.optional(options.schedule, "schedule");
 
     build_decode_sizes(problem, tensors, options);
     if (reader.is_call()) check_channels_of_view(problem, *k_cache, *v_cache);
@@ -406,6 +410,7 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
         problem.sink = build_head_vector(tensors.sink, "learnable_sink", problem.heads_q, problem.dtype, problem.device);
         if (problem.shard.index > 0) problem.sink = {};  // only shard 0 uses it, so that it counts once
     }
+    if (problem.schedule.present) check_schedule_type(problem.schedule, problem.device);
     if (reader.may_read_data(problem.device)) {
         check_lengths(kQuerySide, problem.q_rows, 0);
         check_lengths(new_side(tensors.cu_new.present), problem.new_rows, 0);

@@ -68,6 +68,8 @@ struct DecodeProblem : ScoreOptions {
     const int32_t* positions = nullptr;   // q_positions: position of each query row; nullptr: rows follow the cached keys
     TreeMask tree;
     SharedKeys shared;
+    TensorView schedule;  // optional: read, or written by the call
+    bool writes_schedule = false;
     bool invariant_rows = false;
     bool causal = false;
     MaskRule window;  // mask_rule without the causal rule

@@ -103,7 +103,7 @@ TensorView Reader::required(const flash_tensor_t* tensor, const Argument& argume
     if (!check_sizes(t, argument)) return view_of(t);
     const int64_t bytes = check_strides(t, argument, role);
     const TensorView view = view_of(t);
-    if (is_call()) {
+    if (checks_data(t, role)) {
         check_data(t, argument, bytes);
         if (!(role & kUnrecorded)) record(view, argument, (role & kWritten) != 0);
     }

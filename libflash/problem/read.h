@@ -13,14 +13,16 @@
 namespace libflash {
 
 // `call` checks data pointers and, on the CPU, the contents of lengths and tables. `shapes`, for the workspace query and explain,
-// checks neither.
-enum class Reading { call, shapes };
+// checks neither. `schedule`, for flash_attention_decode_schedule, checks data pointers, but those of tensors without the role
+// kOfSchedule may be null.
+enum class Reading { call, shapes, schedule };
 
 enum Role : unsigned {
     kRead = 0,
     kWritten = 1,         // an output: its elements must not overlap each other or another tensor
     kContiguousRows = 2,  // the last dimension must be contiguous
     kUnrecorded = 4,      // the tensor is a part of a recorded one, so it is not recorded and not compared with others
+    kOfSchedule = 8,      // the schedule of a decode call depends on its contents, or is written to it
 };
 
 class Reader {
@@ -39,6 +41,10 @@ public:
     void check_overlap() const;
 
 private:
+    bool checks_data(const flash_tensor_t& tensor, unsigned role) const {
+        return is_call() || (reading_ == Reading::schedule && (tensor.data || (role & kOfSchedule)));
+    }
+
     static constexpr int kInlineEntries = 32;  // enough for every call but a merge
     struct Entry {
         Argument argument = "";

@@ -175,6 +175,7 @@ cdef extern from "libflash.h" nogil:
         int64_t shard_count
         int64_t shard_index
         int64_t shard_keys
+        const flash_tensor_t *schedule
     flash_status_t flash_attention_decode(
         const flash_tensor_t *q, const flash_tensor_t *k_cache, const flash_tensor_t *v_cache, const flash_tensor_t *out,
         const flash_tensor_t *lse, const flash_decode_options_t *options, void *workspace, size_t workspace_bytes,
@@ -182,6 +183,12 @@ cdef extern from "libflash.h" nogil:
     flash_status_t flash_attention_decode_workspace_size(
         const flash_tensor_t *q, const flash_tensor_t *k_cache, const flash_tensor_t *v_cache, const flash_tensor_t *out,
         const flash_tensor_t *lse, const flash_decode_options_t *options, size_t *bytes)
+    flash_status_t flash_attention_decode_schedule_size(
+        const flash_tensor_t *q, const flash_tensor_t *k_cache, const flash_tensor_t *v_cache, const flash_tensor_t *out,
+        const flash_tensor_t *lse, const flash_decode_options_t *options, size_t *bytes)
+    flash_status_t flash_attention_decode_schedule(
+        const flash_tensor_t *q, const flash_tensor_t *k_cache, const flash_tensor_t *v_cache, const flash_tensor_t *out,
+        const flash_tensor_t *lse, const flash_decode_options_t *options, const flash_tensor_t *schedule, void *stream)
 
     # 8  Merge
     ctypedef struct flash_merge_options_t:

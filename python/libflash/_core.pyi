@@ -161,6 +161,9 @@ def decode(
 def decode(
     q: _Array, k_cache: _DLPackArray, v_cache: _DLPackArray | None = None, *, return_lse: bool, **options: Unpack[_Decode]
 ) -> _Array | tuple[_Array, _Array]: ...
+def decode_schedule(
+    q: _Array, k_cache: _DLPackArray, v_cache: _DLPackArray | None = None, *, stream: _Stream = None, **options: Any
+) -> _Array | None: ...
 @overload
 def merge(
     outs: Sequence[_Array], lses: Sequence[_Array], *, return_lse: Literal[True] = True, **options: Unpack[_Merge]

@@ -9,7 +9,7 @@ literals, because the text from which inspect reads the signature cannot name a 
 The parts, in the order of a call: _sources.pxi (the library of an array), _torch_state.pxi (autograd, transforms and modes),
 _borrow.pxi and _numpy.pxi (the C library's description of an array), _outputs.pxi (streams, outputs, workspace) and
 _small_workspace.pxi, _options.pxi (keywords to structs), _cpu_calls.pxi (threads, signals), the operations below and in
-_operations.pxi and _tangents.pxi, and _shapes.pxi (checks without data).
+_operations.pxi, _cache_write.pxi, _decode_schedule.pxi and _tangents.pxi, and _shapes.pxi (checks without data).
 """
 import functools
 import os
@@ -325,4 +325,5 @@ include "_operations.pxi"
 include "_cache_write.pxi"
 include "_shapes.pxi"
 include "_information.pxi"
+include "_decode_schedule.pxi"
 include "_tangents.pxi"

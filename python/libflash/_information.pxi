@@ -10,10 +10,10 @@ cdef dict _explained = dict(
     decode=DECODE_DEFAULTS)
 
 
-cdef dict with_defaults(dict options, dict defaults, str op):
+cdef dict with_defaults(dict options, dict defaults, str function, str op=""):
     for name in options:
         if name not in defaults:
-            raise TypeError(f"explain() knows no option {name!r} of op={op!r}")
+            raise TypeError(f"{function} knows no option {name!r}{op}")
     return {**defaults, **options}
 
 
@@ -42,7 +42,7 @@ def explain(q, k, v, /, *, op="forward", **options):
     cdef dict o
     cdef Layout axes
     one_of(op, ("forward", "backward", "decode"), "op")
-    o = with_defaults(options, _explained[op], op)
+    o = with_defaults(options, _explained[op], "explain()", f" of op={op!r}")
     flag(o["return_lse"], "return_lse")
     start(&call, o["stream"])
     try:

@@ -49,6 +49,9 @@ cdef object by_xla(str name, tuple arrays, dict options):
             raise UnsupportedError(
                 f"{option} cannot be given for JAX arrays that are traced, sharded or on a GPU: XLA owns memory; "
                 f"use libflash.jax.attention(..., return_stats=({option!r},)), which returns it")
+    if options.pop("schedule", None) is not None:
+        raise UnsupportedError("schedule cannot be given for JAX arrays that are traced, sharded or on a GPU: each call "
+                               "computes it")
     if name == "merge" and (options.pop("backend", None) is not None or options.pop("kernel", None) is not None):
         raise UnsupportedError("backend and kernel cannot be given for JAX arrays that are traced, sharded or on a GPU: "
                                "XLA compiles the merge")
@@ -255,7 +258,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
            softmax_scale=None, softcap=0.0, alibi_slopes=None, learnable_sink=None, num_splits=0, split_size=0, k_scale=None,
            v_scale=None, k_rope_cache=None, k_rope=None, head_dim_v=None, cache_dtype=None, cu_seqlens_q=None,
            cu_seqlens_new=None, q_positions=None, tree_mask=None, cu_seqlens_tree=None, shared_groups=None, shared_lens=None,
-           shard=(1, 0, 1), invariant=False, return_lse=False, out=None, lse=None, stream=None, backend=None, kernel=None):
+           schedule=None, shard=(1, 0, 1), invariant=False, return_lse=False, out=None, lse=None, stream=None, backend=None,
+           kernel=None):
     """A few new query rows per sequence against a cache of keys and values, as when generating text. Forward only.
 
     With k and v, the new rows are first appended to the cache, in place, after the valid ones, and then attended to. Names and
@@ -322,6 +326,9 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         A hint that changes no bit: sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first shared_lens[i]
         cached keys in the same rows, in one cache entry or in the same pages. CUDA may read them once for several sequences
         (`explain`: shared keys); a hint that is not true gives wrong results there, and the CPU refuses it.
+    schedule : (n,) int32, what decode_schedule() returns for this call, or None
+        Calls with the same shapes, options and lengths share one, so that it is computed once for all layers of a step. It
+        changes no bit.
     shard : (count, index, keys)
         The caches have a part of the keys: key t is on shard t // keys % count, and the keys of a shard are stored without gaps.
         Lengths, positions and masks count all keys. Each shard gets the same q, k and v, stores the new rows that belong to it,
@@ -369,7 +376,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
             cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos, rotary_sin, rotary_interleaved, causal,
             window_size, softmax_scale, softcap, alibi_slopes, learnable_sink, num_splits, split_size, k_scale, v_scale,
             k_rope_cache, k_rope, head_dim_v, cache_dtype, cu_seqlens_q, cu_seqlens_new, q_positions, tree_mask, cu_seqlens_tree,
-            shared_groups, shared_lens, shard, invariant, return_lse, out, lse, stream, backend, kernel)))
+            shared_groups, shared_lens, schedule, shard, invariant, return_lse, out, lse, stream, backend, kernel)))
     cdef object out_array = out
     cdef object lse_array = lse
     start(&call, stream)
@@ -379,12 +386,9 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         decode_options(&call, &extras, &options, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos,
                        rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes, learnable_sink,
                        num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, cu_seqlens_q, cu_seqlens_new, q_positions,
-                       tree_mask, cu_seqlens_tree, shared_groups, shared_lens, shard, invariant, backend, kernel)
+                       tree_mask, cu_seqlens_tree, shared_groups, shared_lens, schedule, shard, invariant, backend, kernel)
         check_new_rows(k, v, v_cache)
-        if tq.ndim != (4 if cu_seqlens_q is None else 3) or tv.ndim != 4:
-            name = "k_cache" if v_cache is None else "v_cache"
-            raise InvalidError(f"q and {name} have {tq.ndim} and {tv.ndim} dimensions; both need 4, (batch, seqlen, heads, "
-                               "head_dim); q needs 3, (total, heads, head_dim), with cu_seqlens_q")
+        check_decode_ranks(&tq, &tv, cu_seqlens_q, v_cache)
         if out is None:
             out_array = new_out(&call, source, q, &tq, tv.shape[3], BSHD, "out", &tout, options.shard_count > 1)
         else:
@@ -429,6 +433,15 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     if lse_wanted:
         return out_array, lse_array
     return out_array
+
+
+cdef int check_decode_ranks(const flash_tensor_t *q, const flash_tensor_t *v, object cu_seqlens_q, object v_cache) except -1:
+    """Check the ranks that the allocation of out depends on."""
+    if q.ndim != (4 if cu_seqlens_q is None else 3) or v.ndim != 4:
+        name = "k_cache" if v_cache is None else "v_cache"
+        raise InvalidError(f"q and {name} have {q.ndim} and {v.ndim} dimensions; both need 4, (batch, seqlen, heads, "
+                           "head_dim); q needs 3, (total, heads, head_dim), with cu_seqlens_q")
+    return 0
 
 
 cdef int check_new_rows(object k, object v, object v_cache) except -1:

@@ -43,6 +43,7 @@ MASK = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of bool
 LENGTHS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of int32; int64 on the CPU is converted
 BLOCKS = Kind("Array | BlockMask", _AN_ARRAY, "Tensor", _POINTER, array=True)
 SCALES = Kind("float | Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of float32; a number is one scale for everything
+SCHEDULE = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of int32, made by decode_schedule
 NAMES = Kind("tuple[str, ...]", "must be a tuple")
 OUTPUT = Kind("Array", _AN_ARRAY, "", _POINTER)  # written by the call
 
@@ -181,6 +182,8 @@ OPTIONS = (
     Option("cu_seqlens_tree", LENGTHS, None, DECODE, rank=2),
     Option("shared_groups", LENGTHS, None, DECODE, rank=4),
     Option("shared_lens", LENGTHS, None, DECODE, rank=4),
+    # Not in JAX: XLA needs the shape of every result while it compiles, before there is a plan for the device.
+    Option("schedule", SCHEDULE, None, DECODE, rank=6, jax=False),
     Option("shard", SHARD, (1, 0, 1), DECODE, c=("shard_count", "shard_index", "shard_keys"), rank=5),
     Option("invariant", SWITCH, False, DECODE, rank=3, flag="INVARIANT_ROWS"),
     Option("return_lse", SWITCH, False, FORWARD + DECODE, operator=""),

@@ -81,6 +81,7 @@ class DecodeOptions(ScoreOptions[A], Results[A], Generic[A], total=False):
     cu_seqlens_tree: A | None
     shared_groups: A | None
     shared_lens: A | None
+    schedule: A | None
     shard: Shard
     invariant: bool
 

@@ -270,7 +270,7 @@ cdef int decode_options(
         Call *call, Extras *extras, flash_decode_options_t *made, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k,
         v, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes, learnable_sink,
         num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, cu_seqlens_q, cu_seqlens_new, q_positions, tree_mask,
-        cu_seqlens_tree, shared_groups, shared_lens, shard, invariant, backend, kernel) except -1:
+        cu_seqlens_tree, shared_groups, shared_lens, schedule, shard, invariant, backend, kernel) except -1:
     cdef Role role = READ if k is None else WRITE
     extras.count = 0
     memset(made, 0, sizeof(flash_decode_options_t))
@@ -307,6 +307,7 @@ cdef int decode_options(
     made.cu_seqlens_tree = extra(call, extras, cu_seqlens_tree, "cu_seqlens_tree", LENGTHS)
     made.shared_groups = extra(call, extras, shared_groups, "shared_groups", LENGTHS)
     made.shared_lens = extra(call, extras, shared_lens, "shared_lens", LENGTHS)
+    made.schedule = extra(call, extras, schedule, "schedule")
     if shard is not _whole:
         read_shard(shard, made)
     made.backend = text(call, backend, "backend")
@@ -388,4 +389,5 @@ cdef int decode_options_from(Call *call, Extras *extras, flash_decode_options_t 
         o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"], o["causal"], o["window_size"], o["softmax_scale"],
         o["softcap"], o["alibi_slopes"], o["learnable_sink"], o["num_splits"], o["split_size"], o["k_scale"], o["v_scale"],
         o["k_rope_cache"], o["k_rope"], o["cu_seqlens_q"], o["cu_seqlens_new"], o["q_positions"], o["tree_mask"],
-        o["cu_seqlens_tree"], o["shared_groups"], o["shared_lens"], o["shard"], o["invariant"], o["backend"], o["kernel"])
+        o["cu_seqlens_tree"], o["shared_groups"], o["shared_lens"], o["schedule"], o["shard"], o["invariant"], o["backend"],
+        o["kernel"])

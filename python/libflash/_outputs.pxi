@@ -132,8 +132,10 @@ cdef object new_array(Call *call, _Source source, object like, const flash_tenso
         sizes = (shape[0], shape[1], shape[2], shape[3])
     elif ndim == 3:
         sizes = (shape[0], shape[1], shape[2])
-    else:
+    elif ndim == 2:
         sizes = (shape[0], shape[1])
+    else:
+        sizes = (shape[0],)
     if source.kind == KIND_OTHER:
         array = new_array_by_namespace(like, view, dtype, sizes, name)
     elif source.kind == KIND_JAX:

@@ -51,10 +51,15 @@ def is_tensor(x: Any) -> bool:
 
 def shard_axes(given: dict[str, Any]) -> list[str]:
     """The axes, "b" and "h", along which the call may be sharded. Query heads must stay with their key head. A dropout mask
-    depends on the batch entry and the head, which a shard does not know."""
+    depends on the batch entry and the head, which a shard does not know. A schedule is for the shapes of the whole call."""
     q, k = given["q"], given["k" if "k" in given else "k_cache"]
     layout = given.get("layout", "bshd")
-    if given.get("dropout_p") or q.ndim not in (3, 4) or k.ndim != (3 if given.get("cu_seqlens_k") is not None else 4):
+    if (
+        given.get("dropout_p")
+        or given.get("schedule") is not None
+        or q.ndim not in (3, 4)
+        or k.ndim != (3 if given.get("cu_seqlens_k") is not None else 4)
+    ):
         return []
     possible = []
     if q.ndim == 4 and k.ndim == 4 and all(given.get(name) is None for name in NOT_BY_BATCH):

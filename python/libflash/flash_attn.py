@@ -416,7 +416,8 @@ def get_scheduler_metadata(
 
     libflash plans in the call itself, from the lengths on the device, so there is nothing to prepare: a call has the same bits
     with this array, with one of an earlier step, and without any. The arguments are checked as far as shapes and numbers are
-    known. qkv_dtype None is bfloat16, flash-attn's default.
+    known. qkv_dtype None is bfloat16, flash-attn's default. What layers can share is libflash.decode_schedule(), which needs the
+    arrays of the call.
     """
     three.refuse(attention_chunk, None)
     three.check_hints(pack_gqa, sm_margin)

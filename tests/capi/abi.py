@@ -101,6 +101,8 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "flash_attention_backward_workspace_size": (c.c_int, [_T] * 9 + [_A, *_SIZE]),
     "flash_attention_decode": (c.c_int, [_T] * 5 + [_D, *_WORK]),
     "flash_attention_decode_workspace_size": (c.c_int, [_T] * 5 + [_D, *_SIZE]),
+    "flash_attention_decode_schedule_size": (c.c_int, [_T] * 5 + [_D, *_SIZE]),
+    "flash_attention_decode_schedule": (c.c_int, [_T] * 5 + [_D, _T, c.c_void_p]),
     "flash_attention_merge": (c.c_int, [_T, _T, c.c_int32, _T, _T, _M, c.c_void_p]),
     "flash_cache_write": (c.c_int, [_T] * 5 + [c.POINTER(CacheWriteOptions), c.c_void_p]),
     "flash_cache_write_workspace_size": (c.c_int, [_T] * 5 + [c.POINTER(CacheWriteOptions), *_SIZE]),

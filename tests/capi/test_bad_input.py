@@ -7,6 +7,7 @@ import bad_cases_decode
 import bad_cases_key_shards
 import bad_cases_other
 import bad_cases_packed
+import bad_cases_schedule
 import bad_cases_scores
 import bad_cases_shards
 import bad_cases_shared_keys
@@ -27,6 +28,7 @@ BAD_CASES: list[Bad] = [
     *bad_cases_packed.CASES,
     *bad_cases_trees.CASES,
     *bad_cases_shared_keys.CASES,
+    *bad_cases_schedule.CASES,
     *bad_cases_key_shards.CASES,
     *bad_cases_cache_write.CASES,
     *bad_cases_other.CASES,

@@ -47,9 +47,12 @@ WRAPPER = """
 
 namespace libflash {
 
+static cuda::PrefillPlan described_schedule;  // of the last call of launch_schedule()
+
 void launch(const AttentionProblem&, const ForwardPlan&, void*, void*) {}
 void launch(const AttentionProblem&, const BackwardPlan&, void*, void*) {}
 void launch(const DecodeProblem&, const DecodePlan&, void*, void*) {}
+void launch_schedule(const DecodeProblem&, const DecodePlan& plan, void*) { described_schedule = plan.cuda.prefill.plan; }
 void launch(const TangentProblem&, const TangentPlan&, void*, void*) {}
 void launch(const MergeProblem&, const MergePlan&, void*) {}
 void launch(const CompressProblem&, const CompressPlan&, void*) {}
@@ -84,6 +87,8 @@ extern "C" void describe(int arch, int multiprocessors, int shared_memory) {
     device.multiprocessors = multiprocessors;
     device.shared_memory_bytes = shared_memory;
 }
+
+extern "C" int64_t scheduled_order_blocks() { return libflash::described_schedule.order.blocks; }
 """
 
 # arch, multiprocessors, shared memory per thread block
@@ -152,7 +157,7 @@ def load(folder: Path) -> c.CDLL:
     library = load_host(folder)
     for name, (result, arguments) in abi.PROTOTYPES.items():
         if re.fullmatch(
-            r"flash_attention_(forward|backward|decode|forward_tangent|backward_tangent)(_explain|_workspace_size)|flash_last_error",
+            r"flash_attention_(forward|backward|decode|forward_tangent|backward_tangent)(_explain|_workspace_size|_schedule|_schedule_size)?|flash_last_error",
             name,
         ):
             function = getattr(library, name)

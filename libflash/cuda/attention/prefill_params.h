@@ -16,6 +16,8 @@ struct PrefillParams : ForwardParams {
     int32_t blocks;                     // thread blocks of the launch
     int32_t multiprocessors;            // of the device, if the decode kernel runs beside this kernel; else 0
     int32_t in_pairs;                   // 1: thread blocks work in pairs (sm90/block_pair.cuh); else 0
+    const int32_t* given_order;         // the caller's schedule, from which sequence_order is copied; nullptr: it is computed
+    bool order_alone;                   // sequence_order is a schedule to write: no attention kernel follows
 };
 
 }  // namespace libflash::cuda

@@ -107,8 +107,9 @@ bool cache_fits_vectors(const DecodeParams& params, const DecodeProblem& problem
            (params.rope.channels == 0 || rows_fit_vectors(params.rope.cache, params.rope.channels, element_bytes(problem.dtype)));
 }
 
+// Without a workspace, for the kernel of the order alone, the pointers into it are nullptr.
 DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, char* workspace) {
-    const auto region = [&](const char* name) { return workspace + plan.workspace.offset(name); };
+    const auto region = [&](const char* name) { return workspace ? workspace + plan.workspace.offset(name) : nullptr; };
     DecodeParams params{};
     params.out = rows_params(problem.out);
     params.lse = row_statistics_params(problem.lse);
@@ -167,9 +168,8 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
 }
 
 // The parameters of the prefill kernel. It reads the rotated queries and the cache rows that the append kernel has written.
-PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& decode, const DecodePlan& of_call,
-                             char* workspace) {
-    const PrefillPlan& plan = of_call.prefill.plan;
+// Without what is in the workspace.
+PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& decode, const PrefillPlan& plan) {
     PrefillParams params{};
     fill_in_sizes(params, problem);
     params.q = decode.q;
@@ -190,7 +190,14 @@ PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& d
     params.blocks = static_cast<int32_t>(plan.attention.blocks);
     params.in_pairs = plan.in_pairs;
     if (decode.beside_prefill) params.multiprocessors = plan.multiprocessors;
+    return params;
+}
+
+// The same for a call of decode, with its workspace.
+PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& decode, const PrefillPlan& plan, char* workspace) {
+    PrefillParams params = prefill_params(problem, decode, plan);
     params.sequence_order = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("sequence_order"));
+    if (plan.order_is_given) params.given_order = static_cast<const int32_t*>(problem.schedule.data);
     if (plan.long_sums) params.long_sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("long_sums"));
     return params;
 }
@@ -204,7 +211,7 @@ void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan
     const auto launch = [&](const DecodePlan& launches) { check(kernel.decode(launches, params, stream), kernel.config.name); };
     if (!plan.prefill.name) return launch(plan);
     const PrefillParams prefill =
-        prefill_params(problem, params, plan, static_cast<char*>(workspace) + plan.workspace.offset("prefill"));
+        prefill_params(problem, params, plan.prefill.plan, static_cast<char*>(workspace) + plan.workspace.offset("prefill"));
     const auto launch_prefill = [&] { check(plan.prefill.launch(plan.prefill.plan, prefill, stream), plan.prefill.name); };
     if (!params.beside_prefill) {
         launch(plan);
@@ -219,6 +226,14 @@ void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan
     part.append = part.append_codes = {};
     part.attention = plan.attention, part.combine = plan.combine;
     launch(part);
+}
+
+void decode_schedule(const DecodeProblem& problem, const DecodePlan& plan, void* stream) {
+    PrefillParams params = prefill_params(problem, make_params(problem, plan, nullptr), plan.prefill.plan);
+    params.sequence_order = static_cast<int32_t*>(problem.schedule.data);
+    params.order_alone = true;
+    const DeviceGuard guard(problem.device.id);
+    check(plan.prefill.launch(plan.prefill.plan, params, stream), plan.prefill.name);
 }
 
 }  // namespace libflash::cuda

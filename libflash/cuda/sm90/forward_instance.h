@@ -128,7 +128,8 @@ constexpr bool has_copied_prefill(const KernelConfig& config) {
     return config.tile_q <= 128 && config.tile_k == 128 && config.head_dim == config.head_dim_v;
 }
 
-// Size of the workspace of sm90/sequence_order.cuh.
+// Size of the workspace of sm90/sequence_order.cuh, and of a schedule, which has no counters.
 inline size_t sequence_order_bytes(int64_t units) { return sizeof(int32_t) * static_cast<size_t>(4 + 5 * units); }
+inline size_t schedule_bytes(int64_t units) { return sizeof(int32_t) * static_cast<size_t>(4 + 4 * units); }
 
 }  // namespace libflash::cuda

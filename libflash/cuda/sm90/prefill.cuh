@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/sm90/forward.cuh"
+#include "cuda/sm90/given_order.cuh"
 #include "cuda/sm90/prefill_share.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -21,14 +22,16 @@ __global__ void __launch_bounds__(ForwardTraits<Kernel, kInstance>::kThreads, 1)
     ForwardKernel<Traits>{context}.run();
 }
 
+// Computes the order, in one thread block, or takes it from a schedule.
 template <class Kernel, int kTileRows>
 __global__ void __launch_bounds__(kOrderThreads) prefill_order_kernel(const __grid_constant__ PrefillParams params) {
     wait_for_previous_kernel();
     allow_next_kernel();
+    if (params.given_order) return take_given_order(params);
     const SequenceOrder order(params);
     const int units = write_sequence_order<kTileRows>(params), blocks = prefill_share(params, units);
     if (threadIdx.x == 0) order.blocks() = blocks;
-    if (!params.in_pairs) return;
+    if (!params.in_pairs || params.order_alone) return;
     for (int unit = static_cast<int>(threadIdx.x); unit < units; unit += kOrderThreads) order.next_unit(params)[unit] = 0;
 }
 
@@ -38,14 +41,16 @@ int launch_prefill_instance(const PrefillPlan& plan, const PrefillParams& params
     const auto kernel = prefill_kernel<Kernel, kInstance>;
     ForwardTensorMaps maps{};
     cudaError_t error = cudaSuccess;
-    if constexpr (!Traits::kCopied) error = encode_cache<Traits>(&maps, params);
-    if (error == cudaSuccess) error = encode_queries<Traits>(&maps, params);
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
-    if (error != cudaSuccess) return error;
+    if (!params.order_alone) {
+        if constexpr (!Traits::kCopied) error = encode_cache<Traits>(&maps, params);
+        if (error == cudaSuccess) error = encode_queries<Traits>(&maps, params);
+        if (error == cudaSuccess)
+            error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
+        if (error != cudaSuccess) return error;
+    }
     const auto order = prefill_order_kernel<Kernel, Traits::kBlockM>;
     const int launched = launch_dependent(order, plan.order.blocks, plan.order.threads, 0, stream, true, params);
-    if (launched != cudaSuccess) return launched;
+    if (launched != cudaSuccess || params.order_alone) return launched;
     return launch_clusters(1 + params.in_pairs, kernel, plan.attention.blocks, plan.attention.threads,
                            plan.attention.shared_bytes, stream, true, params, maps);
 }

@@ -11,6 +11,12 @@
 
 namespace libflash::cuda::sm90 {
 
+namespace {
+
+constexpr int64_t kMostOrderBlocks = 16;  // thread blocks that copy a schedule, which is small
+
+}  // namespace
+
 PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device) {
     const KernelConfig& config = kernel.config;
     const ForwardInstance instance = prefill_instance(problem);
@@ -27,12 +33,16 @@ PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, con
     plan.schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, kL2Bytes, causal);
     const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), static_cast<int>(instance)); };
     const int64_t tiles = blocks_of(plan.schedule);
-    plan.order = launch_shape(1, resources(ForwardStep::order));
     plan.in_pairs = instance == ForwardInstance::cache && prefill_has_pairs(config) && problem.group_size() % 2 == 0 &&
                     device.multiprocessors > 1;
     const int64_t blocks = std::min<int64_t>(tiles, device.multiprocessors);  // with pairs, `tiles` is even
     plan.attention = launch_shape(plan.in_pairs ? blocks / 2 * 2 : blocks, resources(ForwardStep::attention));
     plan.workspace.add("sequence_order", sequence_order_bytes(tiles));
+    const int64_t units = tiles / (1 + plan.in_pairs);
+    plan.schedule_bytes = schedule_bytes(units);
+    plan.order_is_given = problem.schedule.present && !problem.writes_schedule;
+    const KernelResources of_order = resources(ForwardStep::order);
+    plan.order = launch_shape(plan.order_is_given ? std::min(ceil_div(units, of_order.threads), kMostOrderBlocks) : 1, of_order);
     plan.long_sums = !plan.invariant && needs_long_sums(config, longest_prefill_sum(problem, plan.tile_q));
     if (plan.long_sums)
         plan.workspace.add("long_sums",

@@ -19,10 +19,12 @@ struct alignas(16) ScheduledUnit {
     int32_t batch, head, tile;
 };
 
-// The state of the scheduler, in the workspace.
+// The state of the scheduler, in the workspace. A schedule (given_order.cuh) has the numbers of units and of thread blocks and
+// the units in the same places, and nothing after them.
 struct SequenceOrder {
     int32_t* base;
 
+    __device__ __forceinline__ explicit SequenceOrder(int32_t* memory) : base(memory) {}
     __device__ __forceinline__ explicit SequenceOrder(const ForwardParams& params) : base(params.sequence_order) {}
     __device__ __forceinline__ int* counter() const { return base; }  // units taken after the first two of each thread block
     __device__ __forceinline__ int& units() const { return base[1]; }

@@ -7,11 +7,13 @@
 // the mask is causal; 11 whether copies complete late; 12 the disorder of the warps; 13 the prefill kernel of sm90 computes
 // sequences with at least so many query rows (0: none); 14 whether prefix sums descend (only if 3 is not 2). With DECODE_SM90 the
 // kernel is that of sm90 for many rows; GROUP: the query heads of a key head.
-// Prints the errors; exit code 0 means none is too large.
+// With prefill a second call takes a schedule, and must give the same bits. Prints the errors; exit code 0 means none is too
+// large.
 #include "emulation.h"
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
 #include "decode_instances.h"
@@ -294,6 +296,38 @@ DecodePrefill prefill_of([[maybe_unused]] const Case& c, [[maybe_unused]] const 
     return prefill;
 }
 
+#ifdef PREFILL_TILE
+// Whether a call with a schedule gives the bits of the call before it, and one with half of the units other ones: so the schedule
+// is read. It has exactly the bytes that the plan tells.
+bool schedule_changes_no_bit(Problem& p, const cuda::Kernel& kernel, const DeviceProperties& device, char* workspace) {
+    const std::vector<T> out = p.out;
+    const std::vector<float> lse = p.lse;
+    DecodeProblem problem = p.problem();
+    const auto plan = [&] { return folder::plan_decode(kernel, problem, device, prefill_of(p.c, problem, device)); };
+    const size_t bytes = plan().prefill.plan.schedule_bytes;
+    std::vector<int32_t> schedule(bytes / sizeof(int32_t) + 1, 0x7ead7ead);
+    problem.schedule = view(schedule.data(), DType::i32, {static_cast<int64_t>(schedule.size()) - 1});
+    problem.writes_schedule = true;
+    cuda::decode_schedule(problem, plan(), nullptr);
+    problem.writes_schedule = false;
+    const auto gives_the_same = [&] {
+        const std::vector<int32_t> before = schedule;
+        std::fill(p.out.begin(), p.out.end(), from_float(kUntouched, T()));
+        std::fill(p.lse.begin(), p.lse.end(), kUntouched);
+        cuda::decode(kernel, problem, plan(), workspace, nullptr);
+        const bool same = std::memcmp(out.data(), p.out.data(), out.size() * sizeof(T)) == 0 &&
+                          std::memcmp(lse.data(), p.lse.data(), lse.size() * sizeof(float)) == 0;
+        return same && schedule == before;
+    };
+    const int32_t units = schedule[1];
+    schedule[1] = units / 2;
+    bool good = bytes > 0 && units > 0 && schedule.back() == 0x7ead7ead && !gives_the_same();
+    schedule[1] = units;
+    good &= gives_the_same();
+    return good;
+}
+#endif
+
 int main(int, char** argv) {
     Case c;
     int* const fields = &c.splits;
@@ -308,8 +342,13 @@ int main(int, char** argv) {
     late_copies = c.late != 0;
     emulation::set_disorder(c.disorder);
     cuda::decode(kernel, problem, plan, workspace, nullptr);
+    bool good = true;
+#ifdef PREFILL_TILE
+    if (plan.prefill.name) good = schedule_changes_no_bit(p, kernel, device, workspace);
+    if (!good) std::printf("WRONG schedule\n");
+#endif
     const int wrong = p.wrong_bits(), touched = p.touched();
-    bool good = wrong == 0 && touched == 0;
+    good &= wrong == 0 && touched == 0;
     std::printf("%s cache: %d wrong, %d written outside the sequences, %s, %d splits\n", good ? "ok" : "WRONG", wrong, touched,
                 plan.instance.name, int(plan.splits));
     for (int b = 0; b < p.batch; ++b)

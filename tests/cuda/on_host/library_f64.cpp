@@ -28,6 +28,7 @@ const DeviceProperties& device_properties(int) {
 const char* state_text() { return "described"; }
 void check_device_exists(const Device&) {}
 void decode(const Kernel&, const DecodeProblem&, const DecodePlan&, void*, void*) {}
+void decode_schedule(const DecodeProblem&, const DecodePlan&, void*) {}
 void merge(const Kernel&, const MergeProblem&, const MergePlan&, void*) {}
 void compress(const Kernel&, const CompressProblem&, const CompressPlan&, void*) {}
 void cache_write(const Kernel&, const CacheWriteProblem&, const CacheWritePlan&, void*) {}

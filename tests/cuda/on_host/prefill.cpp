@@ -2,8 +2,9 @@
 // with double precision: chunks of several lengths over a cache with pages or without, sequences that are left to the decode
 // kernels, keys that do not fit, pages that do not exist, and NaN in all rows of the cache that hold no key. Caches that the
 // kernel copies (forward_copy_warpgroup.cuh): pages of any size, scales, and codes, which must give the bits of a cache with
-// their values. The arguments are the kind of cases (0: loaded by TMA, 1: copied) and 0 or the seed of a disorder, as in
-// forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
+// their values. A schedule, which an earlier call has written, must give the same bits; one of any numbers must do no harm. The
+// arguments are the kind of cases (0: loaded by TMA, 1: copied) and 0 or the seed of a disorder, as in forward_sm90.cpp. Prints
+// the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -206,6 +207,7 @@ struct Problem {
             return resources_of_prefill<PrefillKernel>(int(step), plan.instance.number);
         };
         plan.order = launch_shape(1, resources(ForwardStep::order));
+        plan.schedule_bytes = schedule_bytes(units / (1 + c.in_pairs()));
         plan.attention = launch_shape(std::min<int64_t>(units, c.multiprocessors()), resources(ForwardStep::attention));
         sequence_order.assign(sequence_order_bytes(units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last is a guard
         params.sequence_order = sequence_order.data();
@@ -271,6 +273,69 @@ bool values_give_the_same(Problem& p) {
            std::memcmp(lse.data(), p.lse.data(), lse.size() * sizeof(float)) == 0;
 }
 
+constexpr int32_t kGuard = 0x7ead7ead;
+
+// A schedule of this problem, or of numbers that a function gives; the last number is a guard.
+std::vector<int32_t> schedule_of(Problem& p) {
+    std::vector<int32_t> schedule(p.plan.schedule_bytes / sizeof(int32_t) + 1, kGuard);
+    PrefillParams params = p.params;
+    params.sequence_order = schedule.data(), params.order_alone = true;
+    params.q.data = params.out.data = params.cache.k.data = params.cache.v.data = nullptr;
+    params.lse.data = params.long_sums = nullptr;
+    launch_prefill<PrefillKernel>(p.plan, params, nullptr);
+    return schedule;
+}
+template <class Number>
+std::vector<int32_t> schedule_of(const Problem& p, const Number& number) {
+    std::vector<int32_t> schedule(p.plan.schedule_bytes / sizeof(int32_t) + 1, kGuard);
+    for (size_t i = 0; i + 1 < schedule.size(); ++i) schedule[i] = number(i);
+    return schedule;
+}
+
+// Runs the problem again with a schedule, which thread blocks copy. Returns whether nothing but the rows of prefill was written.
+bool run_with(Problem& p, const std::vector<int32_t>& schedule) {
+    const std::vector<int32_t> before = schedule;
+    PrefillPlan plan = p.plan;
+    plan.order.blocks = 3;
+    PrefillParams params = p.params;
+    params.given_order = schedule.data();
+    std::fill(p.sequence_order.begin(), p.sequence_order.end(), kGuard);
+    std::fill(p.out.begin(), p.out.end(), T(kUntouched));
+    std::fill(p.lse.begin(), p.lse.end(), kUntouched);
+    launch_prefill<PrefillKernel>(plan, params, nullptr);
+    bool good = schedule == before && p.sequence_order.back() == kGuard && (p.long_sums.empty() || p.long_sums.back() == 7);
+    for (int b = 0; b < p.batch; ++b)
+        for (int i = 0; i < p.c.sequences[b].rows; ++i)
+            if (p.c.sequences[b].rows < kFewestRows) good &= p.is_untouched(p.cu_q[b] + i);
+    for (int row = p.cu_q.back(); row < p.query_rows; ++row) good &= p.is_untouched(row);
+    return good;
+}
+
+// Whether a schedule gives the bits of p, and schedules of other numbers do no harm. The results of p are lost.
+bool schedules_are_right(Problem& p) {
+    const std::vector<T> out = p.out;
+    const std::vector<float> lse = p.lse;
+    const std::vector<int32_t> schedule = schedule_of(p);
+    const int blocks = p.sequence_order[2], units = schedule[1];
+    bool good = schedule.back() == kGuard && units > 0 && units == p.sequence_order[1] && schedule[2] == blocks;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+        good &= run_with(p, schedule) && p.sequence_order[2] == blocks;
+        good &= std::memcmp(out.data(), p.out.data(), out.size() * sizeof(T)) == 0 &&
+                std::memcmp(lse.data(), p.lse.data(), lse.size() * sizeof(float)) == 0;
+    }
+    // Half of the units: half of the work, and nothing else.
+    std::vector<int32_t> half = schedule;
+    half[1] = units / 2;
+    good &= run_with(p, half) && std::memcmp(out.data(), p.out.data(), out.size() * sizeof(T)) != 0;
+    for (const int32_t number : {0, -1, INT32_MIN, INT32_MAX, 1, 7})
+        good &= run_with(p, schedule_of(p, [&](size_t) { return number; }));
+    for (int seed = 0; seed < 2; ++seed)
+        good &= run_with(p, schedule_of(p, [&](size_t) { return static_cast<int32_t>(generator()); }));
+    // Another problem's: larger numbers of everything, and as many units as there can be.
+    good &= run_with(p, schedule_of(p, [&](size_t i) { return i < 4 ? INT32_MAX - 1 : static_cast<int32_t>(i * 7 % 23); }));
+    return good;
+}
+
 bool check(const Case& c) {
     Problem p(c);
     std::memset(emulation::shared_memory, 0x7f, sizeof emulation::shared_memory);  // as indices far outside
@@ -288,13 +353,15 @@ bool check(const Case& c) {
         }
     for (int row = p.cu_q.back(); row < p.query_rows; ++row) others &= p.is_untouched(row);
     if (p.has_codes()) others &= values_give_the_same(p);
+    const int blocks = p.sequence_order[2];
+    const bool schedules = schedules_are_right(p);
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
-    const bool good = relative <= kRounding && worst_lse < 1e-4 && others;
+    const bool good = relative <= kRounding && worst_lse < 1e-4 && others && schedules;
     std::printf(
         "%s page %d group %d capacity %d dim %d window %d %d size %g absent %d code %d scales %d blocks %d: relative error %.2e, "
-        "lse %.1e, others %d\n",
+        "lse %.1e, others %d, schedules %d\n",
         good ? "ok" : "WRONG", c.page_size, c.group, c.capacity, c.head_dim, c.left, c.right, c.size, c.absent, int(c.code),
-        int(c.scales), p.sequence_order[2], relative, worst_lse, others);
+        int(c.scales), blocks, relative, worst_lse, others, schedules);
     return good;
 }
 
