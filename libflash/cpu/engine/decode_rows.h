@@ -36,11 +36,11 @@ struct PagedRows {
 
 // The addresses of `count` consecutive rows.
 template <class T>
-FLASH_INLINE void find_rows(const StridedRows<T>& rows, int64_t first, int64_t count, T** to) {
+static void find_rows(const StridedRows<T>& rows, int64_t first, int64_t count, T** to) {
     for (int64_t n = 0; n < count; ++n) to[n] = rows(first + n);
 }
 template <class T>
-FLASH_INLINE void find_rows(const PagedRows<T>& rows, int64_t first, int64_t count, T** to) {
+static void find_rows(const PagedRows<T>& rows, int64_t first, int64_t count, T** to) {
     for (int64_t n = 0; n < count;) {
         const int64_t left = rows.page_size - (first + n) % rows.page_size, end = n + left < count ? n + left : count;
         for (T* at = rows(first + n); n < end; at += rows.row_stride) to[n++] = at;

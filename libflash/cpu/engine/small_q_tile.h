@@ -30,7 +30,7 @@ struct SmallQKeyTile {
     void find(const Cached& cached, const KeyParts& parts, int64_t key, KeyRange visible) {
         const int64_t left = visible.last - key;
         first = key, begin = visible.first > key ? visible.first - key : 0, count = left < kSmallQKeys ? left : kSmallQKeys;
-        const auto find = [&](const auto& rows, auto** to) __attribute__((always_inline)) {
+        const auto find = [&](const auto& rows, auto** to) {
             find_rows(rows, first + begin, count - begin, to + begin);
             for (int64_t j = 0; j < begin; ++j) to[j] = to[begin];
         };
@@ -102,12 +102,22 @@ static void small_q_part_products(const SmallQScratch<T>& scratch, const SmallQK
     }
 }
 
-// Adds the values of `count` keys, at most kSmallQValues, to the output of `Count` rows that see all of them. v and p point to
-// the entries of the first key. scaled(group, p, to): writes the probabilities of a row times the scales of a group of channels.
-template <int Count, class T, class C, class Scaled>
-FLASH_INLINE void small_q_add_values(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, const C* const* v,
-                                     const Acc<T>* p, int64_t p_stride, int64_t count, int64_t head, int64_t r,
-                                     const Scaled& scaled) {
+// p times the scales of the values of `count` keys, from key `first` of a tile on, or of the keys `seen`.
+template <class A>
+static void scale_weights(const A* p, const A* scales, int64_t first, const int64_t* seen, int64_t count, A* to) {
+    int64_t i = 0;
+    if (seen)
+        for (; i < count; ++i) to[i] = p[i] * scales[seen[i]];
+    for (; i + kLanes<A> <= count; i += kLanes<A>) store(to + i, load(p + i) * load(scales + first + i));
+    for (; i < count; ++i) to[i] = p[i] * scales[first + i];
+}
+
+// Adds the values of `count` keys, at most kSmallQValues, to the output of `Count` rows that see all of them: of the tile's keys
+// from `first` on, or of the keys `seen`. v and p point to the entries of the first of these keys.
+template <int Count, class T, class C>
+static void small_q_add_values(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, const C* const* v,
+                               const Acc<T>* p, int64_t p_stride, int64_t first, const int64_t* seen, int64_t count, int64_t head,
+                               int64_t r) {
     using A = Acc<T>;
     const KeyParts& parts = scratch.parts;
     A* o = scratch.query_tiles[head].o + r * scratch.o_stride;
@@ -115,7 +125,8 @@ FLASH_INLINE void small_q_add_values(const SmallQScratch<T>& scratch, const Smal
     if (parts.plain) return small_q_output<Count, T, C>(v, v_head, count, channels, p, p_stride, o, scratch.o_stride);
     A weights[Count * kSmallQValues];
     for (int64_t group = 0; group < parts.v_groups; ++group, o += scratch.o_stride / parts.v_groups) {
-        for (int n = 0; n < Count; ++n) scaled(group, p + n * p_stride, weights + n * kSmallQValues);
+        const A* scales = scratch.v_scales + (head * parts.v_groups + group) * kSmallQKeys;
+        for (int n = 0; n < Count; ++n) scale_weights(p + n * p_stride, scales, first, seen, count, weights + n * kSmallQValues);
         small_q_output<Count, T, C>(v, v_head + group * channels, count, channels, weights, kSmallQValues, o, scratch.o_stride);
     }
 }
@@ -124,24 +135,18 @@ FLASH_INLINE void small_q_add_values(const SmallQScratch<T>& scratch, const Smal
 template <class T, class C>
 static void small_q_add_seen_values(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile,
                                     const ScoreRule<Acc<T>>& rule, KeyRange keys, int64_t head, int64_t r) {
-    using A = Acc<T>;
-    const Lanes<A>& lanes = scratch.query_tiles[head].lanes;
-    const A* p = scratch.scores + (head * scratch.rows + r) * kSmallQKeys;
+    const Lanes<Acc<T>>& lanes = scratch.query_tiles[head].lanes;
+    const Acc<T>* p = scratch.scores + (head * scratch.rows + r) * kSmallQKeys;
     const KeyRange own = tile.range(lanes, r);
     const C* v[kSmallQValues];
     int64_t seen[kSmallQValues], count = 0;
-    A probabilities[kSmallQValues];
+    Acc<T> weights[kSmallQValues];
     for (int64_t j = keys.first; j < keys.last; ++j) {
         if (j < own.first || j >= own.last) continue;
         if (rule.gaps && !rule.gaps->sees((lanes.row0 + r) / rule.group, tile.first + j)) continue;
-        v[count] = tile.v[j], probabilities[count] = p[j], seen[count++] = j;
+        v[count] = tile.v[j], weights[count] = p[j], seen[count++] = j;
     }
-    if (count == 0) return;
-    const auto scaled = [&](int64_t group, const A* from, A* to) {
-        const A* scales = scratch.v_scales + (head * scratch.parts.v_groups + group) * kSmallQKeys;
-        for (int64_t i = 0; i < count; ++i) to[i] = from[i] * scales[seen[i]];
-    };
-    small_q_add_values<1, T, C>(scratch, tile, v, probabilities, kSmallQValues, count, head, r, scaled);
+    if (count > 0) small_q_add_values<1, T, C>(scratch, tile, v, weights, kSmallQValues, 0, seen, count, head, r);
 }
 
 // The same for `Count` rows: for all of them at once if each sees all keys.
@@ -157,16 +162,9 @@ static void small_q_add_values_of_rows(const SmallQScratch<T>& scratch, const Sm
         for (int64_t n = r; n < r + Count; ++n) small_q_add_seen_values(scratch, tile, rule, keys, head, n);
         return;
     }
-    using A = Acc<T>;
-    const auto scaled = [&](int64_t group, const A* from, A* to) {
-        const A* scales = scratch.v_scales + (head * scratch.parts.v_groups + group) * kSmallQKeys + keys.first;
-        int64_t i = 0;
-        for (; i + kLanes<A> <= keys.count(); i += kLanes<A>) store(to + i, load(from + i) * load(scales + i));
-        for (; i < keys.count(); ++i) to[i] = from[i] * scales[i];
-    };
     small_q_add_values<Count, T, C>(scratch, tile, tile.v + keys.first,
                                     scratch.scores + (head * scratch.rows + r) * kSmallQKeys + keys.first, kSmallQKeys,
-                                    keys.count(), head, r, scaled);
+                                    keys.first, nullptr, keys.count(), head, r);
 }
 
 // Prefetches `step` rows from row `j` on into the L1 cache.
