@@ -40,10 +40,10 @@ def schedule_of(size: int, address: int = ADDRESS << 11) -> abi.Tensor:
 def test_size(lib: c.CDLL) -> None:
     """Tiles of 128 query rows, of 32 heads or of 16 pairs of them; packed, a sequence may end with a part of a tile."""
     assert size_of(lib, DENSE) == bytes_of(4 * 16)
-    assert size_of(lib, PACKED, **CU) == bytes_of((8 + 4) * 16)
-    assert size_of(lib, PACKED, flags=abi.INVARIANT_ROWS, **CU) == bytes_of((8 + 4) * 32)  # without pairs
+    assert size_of(lib, PACKED, **CU) == bytes_of((7 + 4) * 16)
+    assert size_of(lib, PACKED, flags=abi.INVARIANT_ROWS, **CU) == bytes_of((7 + 4) * 32)  # without pairs
     q, cache = tensor(1000, 24, 128), tensor(4, 8192, 8, 128)
-    assert size_of(lib, q, cache, **CU) == bytes_of((8 + 4) * 24)  # three heads share a key head: without pairs
+    assert size_of(lib, q, cache, **CU) == bytes_of((7 + 4) * 24)  # three heads share a key head: without pairs
 
 
 def test_nothing_to_compute(lib: c.CDLL) -> None:
@@ -67,11 +67,11 @@ def workspace(lib: c.CDLL, q: abi.Tensor, **options: Any) -> int:
 
 
 def test_the_workspace_is_the_same(lib: c.CDLL) -> None:
-    assert workspace(lib, PACKED, **CU) == workspace(lib, PACKED, schedule=schedule_of(bytes_of(192)), **CU) > 0
+    assert workspace(lib, PACKED, **CU) == workspace(lib, PACKED, schedule=schedule_of(bytes_of(176)), **CU) > 0
 
 
 def test_a_schedule_that_is_too_small_is_refused(lib: c.CDLL) -> None:
-    needed = bytes_of(192)
+    needed = bytes_of(176)
     assert workspace(lib, PACKED, schedule=schedule_of(needed - 4), **CU) == -abi.INVALID
     assert lib.flash_last_error().decode() == (
         f"schedule: must have at least the bytes that flash_attention_decode_schedule_size returns ({needed - 4} of {needed})"
@@ -81,7 +81,7 @@ def test_a_schedule_that_is_too_small_is_refused(lib: c.CDLL) -> None:
 
 
 def test_a_misaligned_schedule_is_refused(lib: c.CDLL) -> None:
-    misaligned = schedule_of(bytes_of(192), address=(ADDRESS << 11) + 4)
+    misaligned = schedule_of(bytes_of(176), address=(ADDRESS << 11) + 4)
     assert workspace(lib, PACKED, schedule=misaligned, **CU) == -abi.INVALID
     assert lib.flash_last_error().decode() == "schedule: data must be aligned to 16 bytes (address modulo 16 is 4)"
     assert workspace(lib, SHORT, schedule=misaligned) >= 0
@@ -95,7 +95,7 @@ def write(lib: c.CDLL, to: abi.Tensor, **options: Any) -> str:
 
 
 def test_the_call_that_writes_checks_it_alike(lib: c.CDLL) -> None:
-    needed = bytes_of(192)
+    needed = bytes_of(176)
     lib.scheduled_order_blocks.restype = c.c_int64
     assert write(lib, schedule_of(needed)) == ""
     assert lib.scheduled_order_blocks() == 1, "it is computed, by one thread block"
@@ -109,11 +109,11 @@ def test_the_call_that_writes_checks_it_alike(lib: c.CDLL) -> None:
     )
 
 
-@pytest.mark.parametrize(("units", "blocks"), [(192, 1), (8448, 16)])
+@pytest.mark.parametrize(("units", "blocks"), [(176, 1), (8448, 16)])
 def test_explain_says_where_the_order_comes_from(lib: c.CDLL, units: int, blocks: int) -> None:
     """Copied by several thread blocks of, in a described GPU, 1104 threads."""
     lib.describe(*DEVICES["H200"])
-    rows = 1000 if units == 192 else 128 * 524
+    rows = 1000 if units == 176 else 128 * 524
     arrays = tensor(rows, 32, 128), CACHE, CACHE
     text = explain(lib, "decode", arrays, schedule=schedule_of(bytes_of(units)), **CU)
     assert f"{GIVEN}{min(blocks, -(-units // 1104))} thread blocks" in text
