@@ -85,14 +85,23 @@ FLASH_INLINE void load_codes(const C* p, F32* to) {
     to[0] = (F32)_mm512_slli_epi32(first, 16), to[1] = (F32)_mm512_and_si512(first, upper);
     to[2] = (F32)_mm512_slli_epi32(second, 16), to[3] = (F32)_mm512_and_si512(second, upper);
 }
-// The same as pairs of neighbouring channels.
+// The bytes of pairs of neighbouring channels: to be interleaved, the lower half of each lane for the first 32 channels.
+template <class C>
+FLASH_INLINE BytesOfCodes bytes_of_pairs(__m512i codes) {
+    return bytes_of_codes<C>(_mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes));
+}
+// 64 channels as pairs, and 32 channels.
 template <class C>
 FLASH_INLINE void load_codes(const C* p, U32* to) {
-    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    const BytesOfCodes bytes = bytes_of_codes<C>(_mm512_permutexvar_epi64(order, _mm512_loadu_si512(p)));
+    const BytesOfCodes bytes = bytes_of_pairs<C>(_mm512_loadu_si512(p));
     to[0] = (U32)_mm512_unpacklo_epi8(bytes.low, bytes.high), to[1] = (U32)_mm512_unpackhi_epi8(bytes.low, bytes.high);
 }
-
+template <class C>
+FLASH_INLINE U32 load_half_of_codes(const C* p) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const BytesOfCodes bytes = bytes_of_pairs<C>(_mm512_zextsi256_si512(codes));
+    return (U32)_mm512_unpacklo_epi8(bytes.low, bytes.high);
+}
 // 64 channels of two rows: in each lane a channel of the first row, then of the second.
 template <class C>
 FLASH_INLINE void load_row_pairs(const C* first, const C* second, U32* to) {

@@ -77,24 +77,11 @@ FLASH_INLINE Vec<A> load_cached_part(const C* p, int64_t count) {
 // Pairs of neighbouring channels.
 template <class C>
 FLASH_INLINE U32 load_code_pairs(const C* p) {
-    return round_to_pairs(load_wide(p), load_wide(p + kLanes<float>));
+    if constexpr (kHasCodeTables<C>)
+        return load_half_of_codes(p);
+    else
+        return round_to_pairs(load_wide(p), load_wide(p + kLanes<float>));
 }
-#if defined(__AVX512BF16__)
-// The code's exponent and mantissa become those of bfloat16, whose exponent bias is larger by 120. A magnitude below 8 has no
-// leading one: it comes from a table. The magnitude 0x7f is NaN. load_wide() has the same values, but takes almost twice as many
-// instructions.
-FLASH_INLINE U32 load_code_pairs(const e4m3* p) {
-    const __m512i code = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    const __m512i magnitude = _mm512_and_si512(code, _mm512_set1_epi16(0x7f));
-    const __m512i sign = _mm512_and_si512(code, _mm512_set1_epi16(static_cast<int16_t>(0x8000)));
-    const __m512i small = _mm512_castsi128_si512(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
-    const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
-    const __mmask32 is_small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
-    const __mmask32 is_nan = _mm512_cmpeq_epu16_mask(magnitude, _mm512_set1_epi16(0x7f));
-    const __m512i number = _mm512_mask_permutexvar_epi16(normal, is_small, magnitude, small);
-    return (U32)_mm512_or_si512(_mm512_mask_mov_epi16(number, is_nan, _mm512_set1_epi16(0x7fc0)), sign);
-}
-#endif
 template <class C>
 FLASH_INLINE U32 load_code_pairs_part(const C* p, int64_t count) {
     if (count >= 2 * kLanes<float>) return load_code_pairs(p);

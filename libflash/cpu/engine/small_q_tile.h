@@ -30,16 +30,21 @@ struct SmallQKeyTile {
     void find(const Cached& cached, const KeyParts& parts, int64_t key, KeyRange visible) {
         const int64_t left = visible.last - key;
         first = key, begin = visible.first > key ? visible.first - key : 0, count = left < kSmallQKeys ? left : kSmallQKeys;
-        const auto find = [&](const auto& rows, auto** to) {
+        const auto find_visible = [&](const auto& rows, auto** to) {
             find_rows(rows, first + begin, count - begin, to + begin);
             for (int64_t j = 0; j < begin; ++j) to[j] = to[begin];
         };
-        find(cached.k, k), find(cached.v, v);
+        const auto find_scales = [&](const auto& rows, const float** to, bool& one) {
+            one = are_one_row(rows);
+            if (one)
+                to[0] = rows(first + begin);
+            else
+                find_visible(rows, to);
+        };
+        find_visible(cached.k, k), find_visible(cached.v, v);
         if (parts.plain) return;
-        one_k_scale = are_one_row(cached.k_scale), one_v_scale = are_one_row(cached.v_scale);
-        one_k_scale ? void(k_scale[0] = cached.k_scale(first + begin)) : find(cached.k_scale, k_scale);
-        one_v_scale ? void(v_scale[0] = cached.v_scale(first + begin)) : find(cached.v_scale, v_scale);
-        if (parts.rope_dim > 0) find(cached.k_rope, k_rope);
+        find_scales(cached.k_scale, k_scale, one_k_scale), find_scales(cached.v_scale, v_scale, one_v_scale);
+        if (parts.rope_dim > 0) find_visible(cached.k_rope, k_rope);
     }
     // The keys of the tile in the range of row r, counted from the first key of the tile.
     template <class A>
@@ -106,8 +111,10 @@ static void small_q_part_products(const SmallQScratch<T>& scratch, const SmallQK
 template <class A>
 static void scale_weights(const A* p, const A* scales, int64_t first, const int64_t* seen, int64_t count, A* to) {
     int64_t i = 0;
-    if (seen)
+    if (seen) {
         for (; i < count; ++i) to[i] = p[i] * scales[seen[i]];
+        return;
+    }
     for (; i + kLanes<A> <= count; i += kLanes<A>) store(to + i, load(p + i) * load(scales + first + i));
     for (; i < count; ++i) to[i] = p[i] * scales[first + i];
 }

@@ -81,7 +81,8 @@ struct Divisor {
     uint32_t divisor, multiplier, shift;  // n / divisor = n * multiplier >> 32 + shift, for n below 2^31
 };
 
-// The static schedule of persistent thread blocks (sm90/static_schedule.cuh); all but the first if ScheduleParams::paired.
+// The static schedule of persistent thread blocks (sm90/static_schedule.cuh); all but the first two only if
+// ScheduleParams::paired.
 struct StaticScheduleParams {
     int32_t most_tiles;   // of a thread block
     int32_t units;        // tiles, or pairs of tiles, that thread blocks take in rounds, the last of which may be incomplete
