@@ -60,12 +60,6 @@ struct Tensors {
     void forget() { dq.assign(q.size(), T(NAN)), dk.assign(k.size(), T(NAN)), dv.assign(v.size(), T(NAN)); }
 };
 
-// Sequences of a call: those of the prefix sums or, without them, one.
-struct Sides {
-    Sequences queries, keys;
-    int batch, first_row, first_key;
-};
-
 // Returns whether the memory around the workspace is unchanged.
 bool run(Tensors& x, const Sides& sides, const Options& options) {
     BackwardParams params{};
@@ -77,8 +71,7 @@ bool run(Tensors& x, const Sides& sides, const Options& options) {
     for (auto [to, from] : {std::pair(&params.k, &x.k), {&params.v, &x.v}, {&params.dk, &x.dk}, {&params.dv, &x.dv}})
         *to = rows_of(*from, kKeyHeads, sides.first_key);
     params.lse = {reinterpret_cast<float*>(x.lse.data() + sides.first_row), 0, 1, x.rows};
-    const auto lengths = [](const Sequences& side) { return LengthsParams{side.cu, nullptr, int(side.capacity)}; };
-    params.q_lengths = lengths(sides.queries), params.k_lengths = lengths(sides.keys);
+    params.q_lengths = lengths_of(sides.queries), params.k_lengths = lengths_of(sides.keys);
     params.batch = sides.batch, params.heads_q = kHeads, params.heads_k = kKeyHeads, params.group_size = kHeads / kKeyHeads;
     params.shard.heads_total = kHeads;
     params.head_dim = params.head_dim_v = kDim;
@@ -131,16 +124,9 @@ bool run(Tensors& x, const Sides& sides, const Options& options) {
 bool check(const Contents& contents, const Options& options) {
     const Entries &queries = contents.queries, &keys = contents.keys;
     Tensors x(queries.rows, keys.rows);
-    bool kept = true;
-    for (int b = 0; b < queries.batch(); ++b)
-        if (contents.is_defined(b) && (queries.length(b) > 0 || keys.length(b) > 0))
-            kept &=
-                run(x, {one_sequence_of(queries.length(b)), one_sequence_of(keys.length(b)), 1, queries.begin(b), keys.begin(b)},
-                    options);
-    const Tensors alone = x;
-    x.forget();
-    kept &= run(x, {queries.packed(), keys.packed(), queries.batch(), 0, 0}, options);
-    if (!kept) std::printf("WRONG %s: memory after the workspace\n", contents.name);
+    Tensors alone = x;
+    const bool kept = run_alone_and_together(
+        contents, false, [&](const Sides& sides) { return run(x, sides, options); }, [&] { alone = x, x.forget(); });
     return kept & same_rows("dq", contents, queries, x.dq, alone.dq, kLimit) &
            same_rows("dk", contents, keys, x.dk, alone.dk, kLimit) & same_rows("dv", contents, keys, x.dv, alone.dv, kLimit);
 }

@@ -89,6 +89,31 @@ inline std::vector<Contents> all_contents() {
             {"too many of both", q_many, k_many}};
 }
 
+// Sequences of a call: those of the prefix sums or, without them, one.
+struct Sides {
+    Sequences queries, keys;
+    int batch, first_row, first_key;
+};
+inline LengthsParams lengths_of(const Sequences& side) {
+    return LengthsParams{side.cu, nullptr, static_cast<int>(side.capacity)};
+}
+
+// Calls run(sides) for each sequence whose results must be right alone, and then, after between(), for all together. Returns whether
+// all calls did, which means that the memory after the workspace is unchanged.
+template <class Run, class Between>
+bool run_alone_and_together(const Contents& contents, bool may_share_keys, const Run& run, const Between& between) {
+    const Entries &queries = contents.queries, &keys = contents.keys;
+    bool kept = true;
+    for (int b = 0; b < queries.batch(); ++b)
+        if (contents.is_defined(b, may_share_keys) && (may_share_keys || queries.length(b) > 0 || keys.length(b) > 0))
+            kept &= run(
+                Sides{one_sequence_of(queries.length(b)), one_sequence_of(keys.length(b)), 1, queries.begin(b), keys.begin(b)});
+    between();
+    kept &= run(Sides{queries.packed(), keys.packed(), queries.batch(), 0, 0});
+    if (!kept) std::printf("WRONG %s: memory after the workspace\n", contents.name);
+    return kept;
+}
+
 // Memory of the workspace, with numbers after it that must not change.
 template <class Number>
 struct GuardedMemory {

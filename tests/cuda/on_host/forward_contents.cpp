@@ -47,12 +47,6 @@ struct Tensors {
     }
 };
 
-// Sequences of a call: those of the prefix sums or, without them, one.
-struct Sides {
-    Sequences queries, keys;
-    int batch, first_row, first_key;
-};
-
 // Returns whether the memory after the workspace is unchanged.
 bool run(Tensors& x, const Sides& sides) {
     ForwardParams params{};
@@ -62,8 +56,7 @@ bool run(Tensors& x, const Sides& sides) {
     params.q = rows_of(x.q, kHeads, sides.first_row), params.out = rows_of(x.out, kHeads, sides.first_row);
     params.k = rows_of(x.k, kKeyHeads, sides.first_key), params.v = rows_of(x.v, kKeyHeads, sides.first_key);
     params.lse = {reinterpret_cast<float*>(x.lse.data() + sides.first_row), 0, 1, x.rows};
-    const auto lengths = [](const Sequences& side) { return LengthsParams{side.cu, nullptr, int(side.capacity)}; };
-    params.q_lengths = lengths(sides.queries), params.k_lengths = lengths(sides.keys);
+    params.q_lengths = lengths_of(sides.queries), params.k_lengths = lengths_of(sides.keys);
     params.batch = sides.batch, params.heads_q = kHeads, params.group_size = kHeads / kKeyHeads;
     params.shard.heads_total = kHeads;
     params.head_dim = params.head_dim_v = kDim;
@@ -100,15 +93,9 @@ bool run(Tensors& x, const Sides& sides) {
 bool check(const Contents& contents) {
     const Entries &queries = contents.queries, &keys = contents.keys;
     Tensors x(queries.rows, keys.rows);
-    bool kept = true;
-    for (int b = 0; b < queries.batch(); ++b)
-        if (contents.is_defined(b, true))
-            kept &=
-                run(x, {one_sequence_of(queries.length(b)), one_sequence_of(keys.length(b)), 1, queries.begin(b), keys.begin(b)});
-    const Tensors alone = x;
-    x.forget();
-    kept &= run(x, {queries.packed(), keys.packed(), queries.batch(), 0, 0});
-    if (!kept) std::printf("WRONG %s: memory after the workspace\n", contents.name);
+    Tensors alone = x;
+    const bool kept =
+        run_alone_and_together(contents, true, [&](const Sides& sides) { return run(x, sides); }, [&] { alone = x, x.forget(); });
     return kept & same_rows("out", contents, queries, x.out, alone.out, kLimit, true) &
            same_rows("lse", contents, queries, x.lse_of_rows(), alone.lse_of_rows(), kLimit, true);
 }

@@ -44,12 +44,6 @@ struct Tensors {
     void forget() { tdq.assign(q.size(), T(NAN)), tdk.assign(k.size(), T(NAN)), tdv.assign(v.size(), T(NAN)); }
 };
 
-// Sequences of a call: those of the prefix sums or, without them, one.
-struct Sides {
-    Sequences queries, keys;
-    int batch, first_row, first_key;
-};
-
 // Returns whether the memory after the workspace is unchanged.
 bool run(Tensors& x, const Sides& sides) {
     BackwardTangentParams params{};
@@ -66,8 +60,7 @@ bool run(Tensors& x, const Sides& sides) {
     params.k = of_keys(x.k), params.v = of_keys(x.v), params.tk = of_keys(x.tk), params.tv = of_keys(x.tv);
     params.tdq = of_queries(x.tdq), params.tdk = of_keys(x.tdk), params.tdv = of_keys(x.tdv);
     params.lse = numbers(x.lse), params.tlse = numbers(x.tlse);
-    const auto lengths = [](const Sequences& side) { return LengthsParams{side.cu, nullptr, int(side.capacity)}; };
-    params.q_lengths = lengths(sides.queries), params.k_lengths = lengths(sides.keys);
+    params.q_lengths = lengths_of(sides.queries), params.k_lengths = lengths_of(sides.keys);
     params.batch = sides.batch, params.heads_q = kHeads, params.heads_k = kKeyHeads, params.group_size = kHeads / kKeyHeads;
     params.head_dim = params.head_dim_v = kDim;
     const double scale = 1 / std::sqrt(double{kDim});
@@ -112,15 +105,9 @@ bool run(Tensors& x, const Sides& sides) {
 bool check(const Contents& contents) {
     const Entries &queries = contents.queries, &keys = contents.keys;
     Tensors x(queries.rows, keys.rows);
-    bool kept = true;
-    for (int b = 0; b < queries.batch(); ++b)
-        if (contents.is_defined(b) && (queries.length(b) > 0 || keys.length(b) > 0))
-            kept &=
-                run(x, {one_sequence_of(queries.length(b)), one_sequence_of(keys.length(b)), 1, queries.begin(b), keys.begin(b)});
-    const Tensors alone = x;
-    x.forget();
-    kept &= run(x, {queries.packed(), keys.packed(), queries.batch(), 0, 0});
-    if (!kept) std::printf("WRONG %s: memory after the workspace\n", contents.name);
+    Tensors alone = x;
+    const bool kept = run_alone_and_together(
+        contents, false, [&](const Sides& sides) { return run(x, sides); }, [&] { alone = x, x.forget(); });
     return kept & same_rows("tdq", contents, queries, x.tdq, alone.tdq, kLimit) &
            same_rows("tdk", contents, keys, x.tdk, alone.tdk, kLimit) &
            same_rows("tdv", contents, keys, x.tdv, alone.tdv, kLimit);
