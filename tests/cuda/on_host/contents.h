@@ -98,8 +98,8 @@ inline LengthsParams lengths_of(const Sequences& side) {
     return LengthsParams{side.cu, nullptr, static_cast<int>(side.capacity)};
 }
 
-// Calls run(sides) for each sequence whose results must be right alone, and then, after between(), for all together. Returns whether
-// all calls did, which means that the memory after the workspace is unchanged.
+// Calls run(sides) for each sequence whose results must be right alone, and then, after between(), for all together. Returns
+// whether all calls returned true, which means that the memory after the workspace is unchanged.
 template <class Run, class Between>
 bool run_alone_and_together(const Contents& contents, bool may_share_keys, const Run& run, const Between& between) {
     const Entries &queries = contents.queries, &keys = contents.keys;
