@@ -72,8 +72,8 @@ MIXED = (
     (4, 512, 120, 4096, 64),
     (2, 4096, 16, 32768, 64),
 )
-# Page sizes and codes of the caches of chunks that the prefill kernel copies.
-COPIED = ((1, ""), (8, ""), (16, "e4m3"), (1, "e4m3"), (16, "e5m2"))
+# Page sizes and codes of the caches of chunks that the prefill kernel copies or converts.
+COPIED = ((1, ""), (8, ""), (16, "e4m3"), (1, "e4m3"), (16, "e5m2"), (16, "int8"))
 
 
 def cells() -> list[Cell]:
@@ -248,7 +248,7 @@ class Step:
         """A forward call with the same operations, with the dense keys of the only sequence."""
         k, v, scales = self.caches(self.cell.code)
         if scales:
-            k, v = ((x.float() * scales[f"{name}_scale"][:, None]).bfloat16() for name, x in (("k", k), ("v", v)))
+            k, v = ((x.float() * scales[f"{name}_scale"][..., None]).bfloat16() for name, x in (("k", k), ("v", v)))
         k, v = (self.gathered(x).contiguous() for x in (k, v))
         out = torch.empty_like(self.q)[None]
         return lambda: libflash.attention(self.q[None], k, v, causal=True, out=out)[0]

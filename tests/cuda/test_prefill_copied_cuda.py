@@ -1,5 +1,5 @@
-"""Long chunks over caches that the prefill kernels copy instead of loading them by TMA: 8-bit codes, scales, pages of any size.
-Against the CPU, against a cache of the codes' values, in captured graphs, with pages that do not exist.
+"""Long chunks over caches that the prefill kernels convert or copy: 8-bit codes, scales, pages of any size. Against the CPU, against
+a cache of the codes' values, in captured graphs, with pages that do not exist.
 """
 
 from __future__ import annotations
@@ -92,9 +92,14 @@ def check_against_cpu(kernel: dict, got: list[torch.Tensor], wanted: list[torch.
 
 
 def is_copied(kernel: dict, arrays: Tensors, **options: Any) -> bool:
-    """Whether the plan has this prefill kernel, which copies the cache. The CPU has none."""
+    """Whether the plan has this prefill kernel, which copies the cache, or loads codes by TMA where their pages allow it. The CPU
+    has none.
+    """
     text = libflash.explain(*arrays.values(), op="decode", **options)
-    return device_of(kernel) == "cpu" or (f"{kernel['name']}, tile" in text and "instance cache, copied" in text)
+    cache = arrays["k_cache"]
+    by_tma = cache.element_size() == 1 and ("block_table" not in options or cache.shape[1] % 16 == 0)
+    instance = "instance cache, codes" if by_tma else "instance cache, copied"
+    return device_of(kernel) == "cpu" or (f"{kernel['name']}, tile" in text and instance in text)
 
 
 FORMS = [

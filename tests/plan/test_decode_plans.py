@@ -187,7 +187,7 @@ def general_cases() -> list[Case]:
     new = {"k_new": tensor(4, 1, 8, 128, address=2 * ADDRESS)}
     shared = {"shared_groups": cu, "shared_lens": lengths}
     own = kernel(large, "each warp its own keys", "16x64")
-    copied = {"long chunks": CHUNKS.format("cache, copied")}
+    copied, converted = ({"long chunks": CHUNKS.format(f"cache, {x}")} for x in ("copied", "codes"))
     odd_pages = (tensor(4 * 342, 24, 8, 128),) * 2
     table = {"cu_seqlens_q": cu, "block_table": tensor(4, 342, dtype=abi.INT32), "cache_seqlens": lengths}
     return [
@@ -204,7 +204,7 @@ def general_cases() -> list[Case]:
             "decode",
             packed,
             {"cu_seqlens_q": cu},
-            {**kernel(large, "8-bit codes, rows of any lengths", "64x64"), **copied},
+            {**kernel(large, "8-bit codes, rows of any lengths", "64x64"), **converted},
         ),
         Case("H200", "decode", (packed[0], *odd_pages), table, {**kernel(large, "rows of any lengths", "64x64"), **copied}),
         Case(

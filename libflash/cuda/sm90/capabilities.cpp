@@ -13,10 +13,10 @@
 
 namespace libflash::cuda::sm90 {
 
-bool tma_reads(const TensorView& tensor) {
-    constexpr int64_t kElement = 2, kLimit = int64_t{1} << 40;
+bool tma_reads(const TensorView& tensor, int64_t element) {
+    constexpr int64_t kLimit = int64_t{1} << 40;
     const RowsParams rows = rows_params(tensor);
-    const auto fits = [](int64_t stride) { return stride >= 0 && stride < kLimit / kElement && stride * kElement % 16 == 0; };
+    const auto fits = [&](int64_t stride) { return stride >= 0 && stride < kLimit / element && stride * element % 16 == 0; };
     return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
 }
 

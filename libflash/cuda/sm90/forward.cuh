@@ -69,6 +69,7 @@ auto with_instance(int instance, const DoWith& do_with) {
         case ForwardInstance::cache: break;       // only in the prefill kernels: prefill.cuh
         case ForwardInstance::invariant: break;   // likewise
         case ForwardInstance::copied: break;      // likewise
+        case ForwardInstance::codes: break;       // likewise
         case ForwardInstance::statistics: break;  // only in the statistics kernels: forward_statistics.cuh
         case ForwardInstance::maxima: break;      // likewise
         case ForwardInstance::entropy: break;     // likewise

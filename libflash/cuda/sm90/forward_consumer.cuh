@@ -237,7 +237,7 @@ private:
     __device__ __forceinline__ void issue_scores(State& c) const {
         const uint32_t q = context.tiles.q(c.q.stage, c.thread.group), k = context.tiles.k(c.k.stage);
         // Here, because in the warps that copy a fence would also wait for the copies of later tiles.
-        if constexpr (Traits::kCopied) fence_shared_for_async();
+        if constexpr (Traits::kCopied && !Traits::kCodes) fence_shared_for_async();
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Traits::kHeadDim / 16; ++step)
@@ -256,7 +256,7 @@ private:
         if (kBetween) c.pending_output = no_probabilities ? kNothingToWrite : kAccumulating;
         c.v.wait_full();
         const uint32_t v = Traits::kPairs ? address_in_block(context.tiles.v(c.v.stage)) : context.tiles.v(c.v.stage);
-        if constexpr (Traits::kCopied) fence_shared_for_async();
+        if constexpr (Traits::kCopied && !Traits::kCodes) fence_shared_for_async();
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)

@@ -18,7 +18,8 @@ namespace libflash::cuda {
 //   general     like block_mask, with softcap, ALiBi, bias, mask, dropout, and scales that are not positive
 //   cache       like dynamic, with keys and values in a cache (prefill.cuh)
 //   invariant   like cache, for invariant rows: the bits of sm80/decode_invariant.cuh
-//   copied      like cache, for caches that TMA cannot load as they are: 8-bit codes, scales, pages of any size
+//   codes       like cache, for 8-bit codes that TMA loads
+//   copied      like cache, for other caches that TMA cannot load as they are: scales, pages of any size
 // With statistics of rows (forward_statistics.cuh):
 //   statistics  like block_mask
 //   maxima      like plain, without the entropy
@@ -35,6 +36,7 @@ enum class ForwardInstance {
     entropy,
     narrow,
     copied,
+    codes,
 };
 
 constexpr const char* forward_kind_name(ForwardInstance kind) {
@@ -49,6 +51,7 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
         case ForwardInstance::entropy: return "plain, entropy";
         case ForwardInstance::narrow: return "plain, narrow";
         case ForwardInstance::copied: return "cache, copied";
+        case ForwardInstance::codes: return "cache, codes";
         default: return "general";
     }
 }
@@ -94,9 +97,14 @@ constexpr ForwardInstance forward_statistics_instance(bool dynamic, bool entropy
 
 // With a block mask, a query tile must lie within one row of blocks.
 constexpr int forward_tile_q(const KernelConfig& config, ForwardInstance kind) {
-    if (kind == ForwardInstance::narrow) return 128;
-    const bool over_cache = kind == ForwardInstance::cache || kind == ForwardInstance::copied;
-    return is_plain(kind) || kind == ForwardInstance::dynamic || over_cache ? config.tile_q : 128;
+    switch (kind) {
+        case ForwardInstance::narrow:
+        case ForwardInstance::general:
+        case ForwardInstance::block_mask:
+        case ForwardInstance::invariant:
+        case ForwardInstance::statistics: return 128;
+        default: return config.tile_q;
+    }
 }
 
 // Units (attention/invariant_softmax.cuh) in a key tile of invariant rows. Segments begin at multiples of a key tile.
@@ -122,8 +130,8 @@ constexpr int kCachedUnit = 16;
 // Whether thread blocks of prefill can work in pairs (block_pair.cuh). Three consumer warpgroups have too few registers for it.
 constexpr bool prefill_has_pairs(const KernelConfig& config) { return config.tile_q <= 128; }
 
-// Whether the prefill kernel has the instance `copied`, in which a further warpgroup loads keys and values. With three consumer
-// warpgroups there are too few registers; a lane loads for each key, so a tile has 128.
+// Whether the prefill kernel has the instances `copied` and `codes`, in which a further warpgroup loads keys and values or converts
+// codes. With three consumer warpgroups there are too few registers; a lane loads for each key, so a tile has 128.
 constexpr bool has_copied_prefill(const KernelConfig& config) {
     return config.tile_q <= 128 && config.tile_k == 128 && config.head_dim == config.head_dim_v;
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "cuda/sm90/forward_cached_producer.cuh"
+#include "cuda/sm90/forward_code_converter.cuh"
+#include "cuda/sm90/forward_code_loader.cuh"
 #include "cuda/sm90/forward_consumer.cuh"
 #include "cuda/sm90/forward_copy_warpgroup.cuh"
 #include "cuda/sm90/forward_empty_tiles.cuh"
@@ -17,7 +19,7 @@ namespace libflash::cuda::sm90 {
 
 // Some warps wait for the previous kernel: the producer warp, the warp that writes work tiles without keys (over a cache it loads
 // V before, unless a warpgroup of its own copies keys and values), with lengths on the device the scheduler warp, and the warps
-// that copy. The other warps need not wait: before they read or write global memory, they wait on an mbarrier for a load that the
+// that copy or load codes. The other warps need not wait: before they read or write global memory, they wait on an mbarrier for a load that the
 // producer issued after its own wait.
 template <class Traits>
 struct ForwardProducerWarpgroup {
@@ -36,6 +38,8 @@ struct ForwardProducerWarpgroup {
         } else if (threadIdx.x < 96) {
             if constexpr (Traits::kCache && !Traits::kCopied) ForwardCachedProducer<Traits, true>{context}.run();
             if (!context.maps.all_see_keys) empty_tiles_warp.run();
+        } else if constexpr (Traits::kCodes) {
+            ForwardCodeLoader<Traits>{context}.run();
         } else if constexpr (Traits::kDynamic && !Traits::kCopied) {
             zero_fill_warp.run();
         }
@@ -59,7 +63,7 @@ struct ForwardKernel {
         if (Traits::kCopied && threadIdx.x >= Traits::kThreads - 128) {
             if constexpr (Traits::kCopied) {
                 decrease_registers<Traits::kCopyRegisters>();
-                ForwardCopyWarpgroup<Traits>{context}.run();
+                std::conditional_t<Traits::kCodes, ForwardCodeConverter<Traits>, ForwardCopyWarpgroup<Traits>>{context}.run();
             }
         } else {
             run_roles<Traits>(producer_warpgroup, consumer);
@@ -74,7 +78,7 @@ private:
     }
     __device__ __forceinline__ void prepare() const {
         tma_prefetch_map(context.maps.q);
-        if (!Traits::kCopied) {
+        if (!Traits::kCopied || Traits::kCodes) {
             tma_prefetch_map(context.maps.k);
             tma_prefetch_map(context.maps.v);
         }

@@ -22,23 +22,29 @@ __device__ __forceinline__ int place_of_stage(const PipelineState<kStages>& k) {
     return k.stage + (k.phase ? kStages : 0);
 }
 
+// Arrivals that say that a stage of codes is full: of the lanes of the warp that loads it when their copies of scales are complete,
+// of one lane that expects the bytes of TMA, and of one lane for what the lanes have written themselves.
+constexpr int kArrivalsOfCodes = 32 + 2;
+
 // Shared addresses of the tiles.
 template <class Traits>
 struct ForwardSharedTiles {
     static constexpr int kBytes = Traits::kTileBytes;
-    uint32_t q_smem, k_smem, v_smem, out_smem;
+    uint32_t q_smem, k_smem, v_smem, codes_smem, out_smem;
 
     __device__ __forceinline__ explicit ForwardSharedTiles(const char* memory) {
         q_smem = shared_address(memory);
         k_smem = q_smem + Traits::kQStages * Traits::kQBytes;
         v_smem = k_smem + Traits::kStages * Traits::KTile::kBytes;
-        out_smem = v_smem + Traits::kVStages * Traits::VTile::kBytes;
+        codes_smem = v_smem + Traits::kVStages * Traits::VTile::kBytes;
+        out_smem = codes_smem + Traits::kCodeStages * Traits::kCodeBytes;
     }
     __device__ __forceinline__ uint32_t q(int stage, int group) const {
         return q_smem + stage * Traits::kQBytes + group * Traits::QTile::kBytes;
     }
     __device__ __forceinline__ uint32_t k(int stage) const { return k_smem + stage * Traits::KTile::kBytes; }
     __device__ __forceinline__ uint32_t v(int stage) const { return v_smem + stage * Traits::VTile::kBytes; }
+    __device__ __forceinline__ uint32_t codes(int stage) const { return codes_smem + stage * Traits::kCodeBytes; }
     __device__ __forceinline__ uint32_t out(int warp) const { return out_smem + warp * Traits::OutTile::kBytes; }
     // The accumulators in shared memory of a consumer warp.
     __device__ __forceinline__ uint32_t sums(int warp) const {
@@ -55,6 +61,7 @@ struct ForwardSharedStorage {
     struct DynamicState {
         TileWord tiles[kStages];  // the key tiles in the stages of K; over a cache: their absent units (forward_cached_keys.cuh)
         std::conditional_t<Traits::kCopied, CopiedKeys<Traits::kBlockN>[2 * kStages], Empty> copied;
+        std::conditional_t<Traits::kCodes, PipelineBarriers<Traits::kCodes ? Traits::kCodeStages : 1>, Empty> codes;
         int newest;  // the unit that this thread block took last, see SequenceOrder::previous_unit()
         ZeroFillRequest zero_fill;
     };
@@ -85,6 +92,7 @@ struct ForwardSharedStorage {
         if constexpr (Traits::kDynamic) {
             dynamic.newest = -1;
             dynamic.zero_fill.init();
+            if constexpr (Traits::kCodes) dynamic.codes.init(4 * kArrivalsOfWarp, kArrivalsOfCodes);
         }
         recompute.clear();
         fence_barrier_init();

@@ -38,7 +38,8 @@ inline int box_rows(const CacheParams& cache, int tile) {
 // The maps of K and V over a cache: page or entry, key head, row, channel.
 template <class Traits>
 cudaError_t encode_cache(ForwardTensorMaps* maps, const PrefillParams& params) {
-    using T = typename Traits::T;
+    using T = std::conditional_t<Traits::kCodes, uint8_t, typename Traits::T>;
+    constexpr int kColumns = Traits::kCodes ? Traits::kHeadDim : kColumnsOfBox<T>;
     const CacheParams& cache = params.cache;
     const int64_t rows = cache.table ? static_cast<int64_t>(cache.page_size.divisor) : cache.capacity,
                   heads = params.heads_q / params.group_size;
@@ -46,9 +47,10 @@ cudaError_t encode_cache(ForwardTensorMaps* maps, const PrefillParams& params) {
     maps->zero_fill_values = true;
     // A pair of thread blocks needs at least two boxes to share.
     maps->box_rows = std::min(box_rows(cache, Traits::kBlockN), params.in_pairs ? Traits::kBlockN / 2 : Traits::kBlockN);
-    const cudaError_t error = encode_map<T>(&maps->k, extent(cache.k, params.head_dim, rows, heads, cache.pages), maps->box_rows);
+    const cudaError_t error =
+        encode_map<T>(&maps->k, extent(cache.k, params.head_dim, rows, heads, cache.pages), maps->box_rows, kColumns);
     if (error != cudaSuccess) return error;
-    return encode_map<T>(&maps->v, extent(cache.v, params.head_dim_v, rows, heads, cache.pages), maps->box_rows);
+    return encode_map<T>(&maps->v, extent(cache.v, params.head_dim_v, rows, heads, cache.pages), maps->box_rows, kColumns);
 }
 
 // The maps of Q and, where TMA stores it, of O.

@@ -8,6 +8,7 @@
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_instance.h"
 #include "cuda/sm90/online_softmax.cuh"
+#include "cuda/sm90/pipeline.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
 #include <type_traits>
@@ -36,12 +37,14 @@ struct ForwardTraits {
     static constexpr bool kDynamic = !is_plain(kInstance);
     static constexpr bool kLongSums = forward_has_long_sums(config, kInstance);
     static constexpr bool kInvariant = kInstance == ForwardInstance::invariant;
-    static constexpr bool kCopied = kInstance == ForwardInstance::copied;  // a warpgroup of its own copies keys and values
+    static constexpr bool kCodes = kInstance == ForwardInstance::codes;  // a warpgroup of its own converts keys and values
+    static constexpr bool kCopied = kCodes || kInstance == ForwardInstance::copied;  // or copies them
     static constexpr bool kCache = kCopied || kInvariant || kInstance == ForwardInstance::cache;  // they are in a cache
-    // Warps that load. Over a cache: one for Q and K, one for V; or one for Q and four for keys and values.
-    static constexpr int kProducerWarps = kCopied ? 5 : (kCache ? 2 : 1);
+    // Warps that load or convert. Over a cache: one for Q and K, one for V; or one for Q and four for keys and values, with one
+    // more that loads codes.
+    static constexpr int kProducerWarps = kCopied ? 5 + kCodes : (kCache ? 2 : 1);
     // Arrivals at the barrier of a stage of K or V that say that it is full. Copies: of each lane, and one more of each warp.
-    static constexpr int kArrivalsOfLoads = kCopied ? 4 * 33 : 1;
+    static constexpr int kArrivalsOfLoads = kCodes ? 4 * kArrivalsOfWarp : (kCopied ? 4 * 33 : 1);
     // Whether decode kernels can run at the same time (prefill_share.cuh). With invariant rows there are too few registers.
     static constexpr bool kBesideDecode = kCache && !kInvariant;
     static constexpr bool kPairs =
@@ -61,8 +64,8 @@ struct ForwardTraits {
     // the consumers need fewer.
     static constexpr bool kMoreProducerRegisters =
         kBlockMask ? !(kRareOptions && kHeadDimV == 256) : kCache && !kCopied && kHeadDim <= 96;
-    static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kGroups == 3 || kCopied ? 32 : 40),
-                         kCopyRegisters = 64,
+    static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kGroups == 3 || (kCopied && !kCodes) ? 32 : 40),
+                         kCopyRegisters = kCodes ? 56 : 64,
                          kConsumerRegisters = kCopied ? 208 : (kGroups == 3 ? 160 : 232) - (kMoreProducerRegisters ? 8 : 0);
 
     // Which code the consumers have for the first tile: begin_first_work_tile or begin_with_zero_probabilities.
@@ -79,7 +82,9 @@ struct ForwardTraits {
     // With pairs of thread blocks a stage waits for more consumers and loads. A third stage takes the place of the output tiles.
     static constexpr int kStages = config.stages + (kPairs && kHeadDim == 128 ? 1 : 0);
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kConsumerWarps * OutTile::kBytes;
-    static constexpr int kMinTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
+    // Tiles of K and V as codes.
+    static constexpr int kCodeStages = kCodes ? 3 : 0, kCodeBytes = kBlockN * kHeadDim;
+    static constexpr int kMinTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes) + kCodeStages * kCodeBytes;
     // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second
     // stage of Q, so that Q of the next work tile is loaded before the current one is done.
     static constexpr int kSpareBytes = kMaxSharedBytes - kStorageBytes - kMinTileBytes;
@@ -94,7 +99,7 @@ struct ForwardTraits {
                          kSumsOfWarpBytes = kSumsInShared * 4 * 32;
     static_assert(!kTmaStore || kSumsOfWarpBytes <= OutTile::kBytes);
     static constexpr int kTileBytes = kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes +
-                                      (kTmaStore ? kOutBytes : kConsumerWarps * kSumsOfWarpBytes);
+                                      kCodeStages * kCodeBytes + (kTmaStore ? kOutBytes : kConsumerWarps * kSumsOfWarpBytes);
 };
 
 }  // namespace libflash::cuda::sm90

@@ -42,7 +42,7 @@ int launch_prefill_instance(const PrefillPlan& plan, const PrefillParams& params
     ForwardTensorMaps maps{};
     cudaError_t error = cudaSuccess;
     if (!params.order_alone) {
-        if constexpr (!Traits::kCopied) error = encode_cache<Traits>(&maps, params);
+        if constexpr (!Traits::kCopied || Traits::kCodes) error = encode_cache<Traits>(&maps, params);
         if (error == cudaSuccess) error = encode_queries<Traits>(&maps, params);
         if (error == cudaSuccess)
             error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
@@ -69,6 +69,8 @@ auto with_prefill_instance(ForwardInstance instance, const DoWith& do_with) {
     if constexpr (has_copied_prefill(Kernel::config)) {
         if (instance == ForwardInstance::copied)
             return do_with(std::integral_constant<ForwardInstance, ForwardInstance::copied>());
+        if (instance == ForwardInstance::codes)
+            return do_with(std::integral_constant<ForwardInstance, ForwardInstance::codes>());
     }
     return do_with(std::integral_constant<ForwardInstance, ForwardInstance::cache>());
 }

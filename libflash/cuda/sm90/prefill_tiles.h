@@ -7,6 +7,7 @@
 #include "cuda/config.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/sm90/forward_instance.h"
+#include "cuda/sm90/plan.h"
 #include "problem/decode.h"
 
 namespace libflash::cuda::sm90 {
@@ -23,9 +24,16 @@ inline bool copies_cache(const KvCache& cache, DType dtype) {
     return cache.dtype != dtype || has_scales(cache) || (cache.paged() && cache.page_size % kCachedUnit != 0);
 }
 
+// Whether TMA can load the codes of the cache, which the kernel then converts.
+inline bool loads_codes(const KvCache& cache, DType dtype) {
+    if (cache.dtype == dtype || (cache.paged() && cache.page_size % kCachedUnit != 0)) return false;
+    return tma_reads(cache.k, element_bytes(cache.dtype)) && tma_reads(cache.v, element_bytes(cache.dtype));
+}
+
 inline ForwardInstance prefill_instance(const DecodeProblem& problem) {
     if (problem.invariant_rows) return ForwardInstance::invariant;
-    return copies_cache(problem.cache, problem.dtype) ? ForwardInstance::copied : ForwardInstance::cache;
+    if (!copies_cache(problem.cache, problem.dtype)) return ForwardInstance::cache;
+    return loads_codes(problem.cache, problem.dtype) ? ForwardInstance::codes : ForwardInstance::copied;
 }
 
 // Whether the call may have enough work tiles for half of the multiprocessors (invariant rows: an eighth). With fewer work tiles

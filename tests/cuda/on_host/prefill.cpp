@@ -1,8 +1,8 @@
 // Runs a prefill kernel of sm90 on the host, with three multiprocessors (four where thread blocks work in pairs), and compares it
 // with double precision: chunks of several lengths over a cache with pages or without, sequences that are left to the decode
 // kernels, keys that do not fit, pages that do not exist, and NaN in all rows of the cache that hold no key. Caches that the
-// kernel copies (forward_copy_warpgroup.cuh): pages of any size, scales, and codes, which must give the bits of a cache with
-// their values. A schedule, which an earlier call has written, must give the same bits; one of any numbers must do no harm. The
+// kernel copies (forward_copy_warpgroup.cuh) or converts (forward_code_converter.cuh): pages of any size, scales, and codes, which
+// must give the bits of a cache with their values. A schedule, which an earlier call has written, must give the same bits; one of any numbers must do no harm. The
 // arguments are the kind of cases (0: loaded by TMA, 1: copied) and 0 or the seed of a disorder, as in forward_sm90.cpp. Prints
 // the errors; exit code 0 means none is too large.
 #include "emulation.h"
@@ -46,6 +46,10 @@ struct Case {
     int head_dim_v() const { return head_dim - (HEAD_DIM - HEAD_DIM_V); }
     int heads() const { return kHeadsK * group; }
     bool copied() const { return code != CodeType::none || scales != Scales::none || page_size % 16 != 0; }
+    ForwardInstance instance() const {
+        if (!copied()) return ForwardInstance::cache;
+        return code != CodeType::none && page_size % kCachedUnit == 0 ? ForwardInstance::codes : ForwardInstance::copied;
+    }
     bool in_pairs() const { return !copied() && prefill_has_pairs(PrefillKernel::config) && group % 2 == 0; }
     int multiprocessors() const { return in_pairs() ? 4 : 3; }
 };
@@ -202,13 +206,8 @@ struct Problem {
         side.cu = cu_q.data();
         params.schedule = schedule_params(side, batch, c.heads(), plan.tile_q, 1e3, c.right < kUnboundedWindow);
         const int64_t units = blocks_of(params.schedule);
-        plan.instance.number = int(c.copied() ? ForwardInstance::copied : ForwardInstance::cache);
-        const auto resources = [&](ForwardStep step) {
-            return resources_of_prefill<PrefillKernel>(int(step), plan.instance.number);
-        };
-        plan.order = launch_shape(1, resources(ForwardStep::order));
         plan.schedule_bytes = schedule_bytes(units / (1 + c.in_pairs()));
-        plan.attention = launch_shape(std::min<int64_t>(units, c.multiprocessors()), resources(ForwardStep::attention));
+        plan_kernels(c.instance(), std::min<int64_t>(units, c.multiprocessors()));
         sequence_order.assign(sequence_order_bytes(units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last is a guard
         params.sequence_order = sequence_order.data();
         params.blocks = static_cast<int>(plan.attention.blocks);
@@ -221,6 +220,13 @@ struct Problem {
         long_sums.assign(bytes / sizeof(float) + 1, NAN);
         long_sums.back() = 7;
         params.long_sums = long_sums.data();
+    }
+
+    void plan_kernels(ForwardInstance instance, int64_t blocks) {
+        plan.instance.number = int(instance);
+        const auto resources = [&](ForwardStep step) { return resources_of_prefill<PrefillKernel>(int(step), int(instance)); };
+        plan.order = launch_shape(1, resources(ForwardStep::order));
+        plan.attention = launch_shape(blocks, resources(ForwardStep::attention));
     }
 
     // Adds the squared errors of a row and the squares of its exact values.
@@ -263,10 +269,11 @@ struct Problem {
     }
 };
 
-// Whether a cache of the values of the codes gives the same bits.
+// Whether a cache of the values of the codes gives the same bits. The problem then has that cache.
 bool values_give_the_same(Problem& p) {
     const std::vector<T> out = p.out;
     const std::vector<float> lse = p.lse;
+    p.plan_kernels(ForwardInstance::copied, p.plan.attention.blocks);
     p.params.code = CodeType::none, p.params.cache.k.data = p.k.data(), p.params.cache.v.data = p.v.data();
     launch_prefill<PrefillKernel>(p.plan, p.params, nullptr);
     return std::memcmp(out.data(), p.out.data(), out.size() * sizeof(T)) == 0 &&

@@ -14,17 +14,19 @@ inline void tma_prefetch(const CUtensorMap&, int, int, int, int) {}
 
 inline void copy_box(uint32_t address, const MapWords& words, const MBarrier& barrier, const int (&at)[4]) {
     const TensorExtent& from = words.tensor;
+    const int row_bytes = words.row_bytes(), bytes = words.element_bytes;
     for (int row = 0; row < words.box_rows; ++row) {
-        uint16_t values[64]{};
+        char values[128]{};
         const int64_t element = at[3] * from.batch_stride + at[2] * from.head_stride + (at[1] + row) * from.row_stride + at[0];
         if (at[1] + row < from.rows && at[3] < from.batch && at[0] < from.columns)
-            std::memcpy(values, static_cast<const uint16_t*>(from.data) + element, min<int64_t>(64, from.columns - at[0]) * 2);
-        for (int group = 0; group < 8; ++group) {
-            const uint32_t to = address + row * 128 + group * 16;
-            std::memcpy(shared_pointer(to ^ (to >> 7 & 7) << 4), values + group * 8, 16);
+            std::memcpy(values, static_cast<const char*>(from.data) + element * bytes,
+                        min<int64_t>(words.box_columns, from.columns - at[0]) * bytes);
+        for (int first = 0; first < row_bytes; first += 16) {
+            const uint32_t to = address + row * row_bytes + first;
+            std::memcpy(shared_pointer(row_bytes == 128 ? to ^ (to >> 7 & 7) << 4 : to), values + first, 16);
         }
     }
-    barrier.have_come(words.box_rows * 128);
+    barrier.have_come(words.box_rows * row_bytes);
 }
 
 inline void tma_load(uint32_t address, const CUtensorMap& map, const MBarrier& barrier, int c0, int c1, int c2, int c3) {

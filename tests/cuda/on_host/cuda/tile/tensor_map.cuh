@@ -15,13 +15,16 @@ struct TensorExtent {
 
 struct MapWords {
     TensorExtent tensor;
-    int box_rows;
+    int box_rows, box_columns, element_bytes;
+    int row_bytes() const { return box_columns * element_bytes; }
 };
 static_assert(sizeof(MapWords) <= sizeof(CUtensorMap), "it is kept there");
 
 template <class T>
-cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_rows) {
-    const MapWords words{tensor, box_rows};
+constexpr int kColumnsOfBox = 128 / sizeof(T);
+template <class T>
+cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_rows, int box_columns = kColumnsOfBox<T>) {
+    const MapWords words{tensor, box_rows, box_columns, sizeof(T)};
     std::memcpy(map, &words, sizeof words);
     return cudaSuccess;
 }
