@@ -165,6 +165,7 @@ struct DecodePlan {
     // If `invariant`: the keys of the first segments, the key from which segments are longer (0: all have one size), and the
     // version of the rule.
     int first_segment = 0, segment_growth_begin = 0, invariant_version = 0;
+    int64_t segment_groups = 1;                     // if `invariant`: thread blocks that share the segments of a row
     int key_heads = 1;                              // key heads of a thread block: 1 or decode_key_heads()
     int64_t query_tiles = 1;                        // tiles of the query rows of a key head
     int64_t short_tiles = 0;                        // with long chunks: the most tiles of a sequence of the decode kernels

@@ -71,4 +71,4 @@ def test_copied_caches_against_double(output: Callable[[Run], str], run: Run) ->
 
 @pytest.mark.parametrize("run", INVARIANT_RUNS)
 def test_invariant_rows_of_decode_and_prefill(output: Callable[[Run], str], run: Run) -> None:
-    assert output(run).count("ok ") == (3 if run.arguments[0] in SHORT_CASES else 7)
+    assert output(run).count("ok ") == (4 if run.arguments[0] in SHORT_CASES else 8)

@@ -230,7 +230,7 @@ def invariant_cases() -> list[Case]:
     prefill = CHUNKS.replace("64", "32", 1).format("cache, invariant rows")
     softcap = {"flags": abi.INVARIANT_ROWS, "softcap": 5.0}
     return [
-        decode("H200", {**own, **segments, "launch": "attention: 512 "}, **flags),
+        decode("H200", {**own, **segments, "launch": "attention: 256 "}, **flags),
         decode("H200", {**any_splits, "splits": "32 ranges", **short}, split_size=256, **flags),
         decode("A100", kernel(f"{large}_small", "invariant rows", "16x64", splits="16 ranges"), **flags),
         # Many short sequences: a thread block has all segments of its rows.
@@ -240,12 +240,12 @@ def invariant_cases() -> list[Case]:
         Case("H200", "decode", (tensor(1, 1, 32, 128), long_cache, long_cache), flags,
              {**any_splits, "splits": "99 ranges"}),
         Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **flags}, {**own, "long chunks": prefill}),
-        # A thread block for each sequence, key head and segment.
-        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **flags}, {**own, "launch": "attention: 512 "}),
+        # Eight thread blocks for each sequence and key head, which share its segments.
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **flags}, {**own, "launch": "attention: 256 "}),
         # Fewer rows than pay without the flag.
         Case("H200", "decode", (tensor(1, 80, 32, 128), *[tensor(1, 8192, 8, 128)] * 2), flags,
              {**any_splits, "long chunks": prefill}),
-        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **softcap}, {**own, "launch": "attention: 32512 "}),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **softcap}, {**own, "launch": "attention: 4064 "}),
         decode("H200", kernel(large, "general", "16x64", splits="8 ranges"), k_scale=scale, **flags),
         decode("H200", kernel(large, "general", "16x64", splits="8 ranges"), shard_count=2, shard_keys=16,
                cache_seqlens=tensor(4, dtype=abi.INT32), **flags),

@@ -103,12 +103,13 @@ struct DecodeParams {
     RaggedParams ragged;
     CacheShardParams shard;
     RopeParams rope;
-    int32_t k_channels;   // channels of cache.k: the channels of the keys that are not in `rope`
-    bool out_is_float;    // with 16-bit queries
-    bool invariant;       // the bits of a row depend on its own sequence alone
-    int32_t segment;      // instance for invariant rows: keys of each segment; 0: as in invariant_segments.h
-    bool values_in_keys;  // the values are the first channels of the keys
-    int32_t in_pairs;     // sm90, with values in the keys: 1: thread blocks work in pairs (sm90/decode_pair.cuh); else 0
+    int32_t k_channels;      // channels of cache.k: the channels of the keys that are not in `rope`
+    bool out_is_float;       // with 16-bit queries
+    bool invariant;          // the bits of a row depend on its own sequence alone
+    int32_t segment;         // instance for invariant rows: keys of each segment; 0: as in invariant_segments.h
+    int32_t segment_groups;  // the same: thread blocks that share the segments of a row, if `splits` is more than 1
+    bool values_in_keys;     // the values are the first channels of the keys
+    int32_t in_pairs;        // sm90, with values in the keys: 1: thread blocks work in pairs (sm90/decode_pair.cuh); else 0
     SharedPrefixParams shared;
     bool beside_prefill;  // the attention kernel runs beside the prefill kernel (beside_prefill.cuh)
 };

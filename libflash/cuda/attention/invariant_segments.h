@@ -32,6 +32,14 @@ LIBFLASH_HOST_DEVICE inline int64_t begin_of_segment(int64_t n) {
     return begin + n * size;
 }
 
+// The segment of a key.
+LIBFLASH_HOST_DEVICE inline int segment_of(int key) {
+    if (key < kSegmentGrowth) return key / kFirstSegment;
+    int first = kSegmentsBefore, begin = kSegmentGrowth, size = kSegmentGrowth / kSegmentsOfLength;
+    for (; key / 2 >= begin && size < kLastSegment; first += kSegmentsOfLength) begin *= 2, size *= 2;
+    return first + (key - begin) / size;
+}
+
 // Whether a segment begins at the key.
 LIBFLASH_HOST_DEVICE inline bool begins_segment(int key) {
     int size = kFirstSegment;

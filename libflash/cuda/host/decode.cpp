@@ -130,6 +130,7 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     if (plan.invariant) {  // each split has all keys, of which the kernel computes its segment
         params.segment = params.split_size;
         params.split_size = kUnboundedWindow;
+        params.segment_groups = static_cast<int32_t>(plan.segment_groups);
     }
     if (plan.splits > 1) {
         params.partial_out = reinterpret_cast<float*>(region("partial_out"));

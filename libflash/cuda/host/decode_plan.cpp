@@ -61,7 +61,7 @@ void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeSizes& s
     const DecodeProblem& problem = sizes.problem;
     if (problem.seqlen_q == 0 || problem.heads_q == 0) return;
     const auto resources = [&](DecodeStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
-    const int64_t blocks = sizes.launched_blocks() / plan.key_heads * plan.splits;
+    const int64_t blocks = sizes.launched_blocks() / plan.key_heads * (plan.invariant ? plan.segment_groups : plan.splits);
     plan.attention = launch_shape(blocks, resources(DecodeStep::attention));
     const int64_t rows = plan.short_tiles > 0 ? problem.batch : problem.query_rows();  // with long chunks: one per sequence
     if (plan.splits > 1) plan.combine = launch_shape(rows * problem.heads_q, resources(DecodeStep::combine));

@@ -70,12 +70,13 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
     return sizes.problem.cache.paged() && pays ? DecodeSplits{2 * splits, 2} : DecodeSplits{splits, 1};
 }
 
-// Invariant rows: whether a thread block computes all segments of its rows. The bits are the same, and no other kernel has to
-// fold the segments. With long sequences the thread blocks of a partial last wave would take too long, so each computes one
-// segment.
-bool has_segments_together(const DecodeSizes& sizes) {
-    constexpr int64_t kMostTiles = 32;
-    return ceil_div(sizes.visible_keys(), sizes.config.tile_k) <= kMostTiles && sizes.unsplit_blocks() >= sizes.blocks_at_once();
+// Invariant rows: how many thread blocks share the segments of a row. The bits do not depend on it. A thread block loads the keys
+// of the next segment while it computes the last ones of a segment, so several segments for each are faster where there are
+// enough thread blocks; and with all segments in one no other kernel has to fold them. As sequences may have very different
+// lengths, none gets more than kMostKeys.
+int64_t segment_groups(const DecodeSizes& sizes, int64_t segments) {
+    constexpr int64_t kMostKeys = 4096;
+    return std::min(segments, std::max(fastest_splits(sizes), ceil_div(sizes.visible_keys(), kMostKeys)));
 }
 
 }  // namespace
@@ -90,8 +91,9 @@ int64_t DecodeSizes::query_tiles() const {
 }
 
 int64_t DecodeSizes::likely_tiles() const {
-    if (tiles.rows == 0 || !problem.q_rows.packed() || problem.batch == 0) return query_tiles();
-    return std::min(query_tiles(), problem.batch * ceil_div(mean_rows(problem) * problem.group_size(), tiles.rows));
+    const bool knows = tiles.rows > 0 || has_segments();
+    if (!knows || !problem.q_rows.packed() || problem.batch == 0) return query_tiles();
+    return std::min(query_tiles(), problem.batch * ceil_div(mean_rows(problem) * problem.group_size(), tile_q()));
 }
 
 int64_t DecodeSizes::longest_split(int key_heads) const {
@@ -137,16 +139,17 @@ DecodeSplits choose_splits(const DecodeSizes& sizes) {
     if (requested == 0 && request.num_splits == 0 && !sizes.has_segments()) return of_bounded_length(fastest(sizes));
     // Splits that are shorter than requested also begin at multiples of a size that does not depend on the rest of the batch.
     const int64_t split_size = std::min(requested, sizes.longest_split(1));
-    if (sizes.has_segments() && has_segments_together(sizes)) return {1, 1, split_size};
     const int64_t ranges = split_size > 0         ? ceil_div(problem.cache.capacity, split_size)
                            : sizes.has_segments() ? segments_of(problem.cache.capacity)
                                                   : request.num_splits;
+    const int64_t groups = sizes.has_segments() ? segment_groups(sizes, ranges) : 1;
+    if (sizes.has_segments() && groups <= 1) return {1, 1, split_size};
     if (ranges > kMostBlocks / sizes.launched_blocks()) {
         refuse(FLASH_STATUS_UNSUPPORTED, requested > 0 ? "split_size" : "num_splits",
                "must leave fewer than 2^31 thread blocks on CUDA",
                text_of(ranges, " ranges of keys for each of ", sizes.unsplit_blocks()));
     }
-    const DecodeSplits splits{std::max<int64_t>(1, ranges), 1, split_size};
+    const DecodeSplits splits{std::max<int64_t>(1, ranges), 1, split_size, groups};
     return split_size > 0 || sizes.has_segments() ? splits : of_bounded_length(splits);
 }
 

@@ -74,6 +74,7 @@ struct DecodeSplits {
     int64_t splits;
     int key_heads;
     int64_t split_size = 0;  // keys of each split; 0: equal ranges of the visible keys
+    int64_t groups = 1;      // of segments: thread blocks that share the segments of a row
 };
 
 // The splits that the caller requests, else those of a cost model; but more and shorter splits where a split would have more keys

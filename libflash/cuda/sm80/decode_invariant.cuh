@@ -1,9 +1,9 @@
 // Decode of invariant rows: a row has the same bits as in the prefill kernel of sm90, however many rows a call has. A thread
-// block has up to 16 query rows of a key head and a segment of the keys, or all segments where sequences are short. Each warp
-// multiplies 16 keys of a tile, and the warps exchange the scores through shared memory. Then each warp has the scores of all
-// keys of the tile, in the layout of the prefill kernel, and computes a part of the channels of P V. So every sum has the same
-// order as in that kernel: tiles from the last to the first, the keys of a tile ascending, in one accumulator. Segments are
-// folded here or by fold_segments.cuh. attention/invariant_softmax.cuh has the softmax of a row.
+// block has up to 16 query rows of a key head and one segment of the keys, some or all. Each warp multiplies 16 keys of a tile,
+// and the warps exchange the scores through shared memory. Then each warp has the scores of all keys of the tile, in the layout
+// of the prefill kernel, and computes a part of the channels of P V. So every sum has the same order as in that kernel: tiles
+// from the last to the first, the keys of a tile ascending, in one accumulator. If the thread block has all segments it folds
+// them, otherwise it stores each one for fold_segments.cuh. attention/invariant_softmax.cuh has the softmax of a row.
 #pragma once
 
 #include "cuda/attention/invariant_segments.h"
@@ -46,20 +46,16 @@ struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
     // The folded results of the segments that have ended, if the thread block has all segments (params.splits is 1).
     typename Values::Sums folded_o;
     InvariantFold folded[2];
+    int segment = 0;  // the number of the current segment, if the thread block stores segments (params.splits is more than 1)
 
     __device__ __forceinline__ InvariantDecode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
         : Base(p, memory, tile) {}
 
-    // Restricts the range to segment `split`. With one split the thread block has all segments.
-    __device__ __forceinline__ static void take_segment(Range& range, const DecodeParams& p, int split) {
-        if (p.splits == 1) return;
-        const int64_t begin = p.segment > 0 ? int64_t{split} * p.segment : begin_of_segment(split),
-                      end = p.segment > 0 ? begin + p.segment : begin_of_segment(split + 1);
-        range.first = static_cast<int>(max(begin, int64_t{range.first}));
-        range.last = static_cast<int>(min(end, int64_t{range.last}));
-    }
-
-    __device__ __forceinline__ void run(const Range& range) {
+    __device__ __forceinline__ void run(Range& range) {
+        if (params.splits > 1) {
+            take_segments(range);
+            if (range.first >= range.last) return;
+        }
         softmax.clear();
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n)
@@ -70,11 +66,41 @@ struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
         for (int r = 0; r < 2; ++r) {
             const float sum = quad_sum(softmax.sum[r]);
             const int row = r * 8 + lane / 4;
-            if (row < work_tile.rows) store_row(work_tile.first_row + row, r, sum, range.first < range.last);
+            if (row >= work_tile.rows) continue;
+            params.splits > 1 ? store_segment(work_tile.first_row + row, r, sum) : store_row(work_tile.first_row + row, r, sum);
         }
     }
 
 private:
+    __device__ __forceinline__ int segment_of_key(int key) const {
+        return params.segment > 0 ? key / params.segment : segment_of(key);
+    }
+    __device__ __forceinline__ int64_t begin_of(int n) const {
+        return params.segment > 0 ? int64_t{n} * params.segment : begin_of_segment(n);
+    }
+    // Restricts the range to the segments of group `work_tile.split`. The groups have about equally many keys, and some may have
+    // no segment. Stores that the rows see no key of those segments that are outside of the range.
+    __device__ __forceinline__ void take_segments(Range& range) {
+        const bool has_keys = range.first < range.last;
+        const int groups = params.segment_groups, group = work_tile.split, keys = has_keys ? range.last - range.first : 0;
+        const int first = has_keys ? segment_of_key(range.first) : 0, end = has_keys ? segment_of_key(range.last - 1) + 1 : 0;
+        const unsigned each = (static_cast<unsigned>(keys) + groups - 1) / groups;
+        const auto first_of_group = [&](int n) {
+            const unsigned before = each * n;
+            return n == 0 ? first : before >= static_cast<unsigned>(keys) ? end : segment_of_key(range.first + before);
+        };
+        const int own = first_of_group(group), next = first_of_group(group + 1);
+        segment = next - 1;
+        range.first = static_cast<int>(max(begin_of(own), int64_t{range.first}));
+        range.last = own < next ? static_cast<int>(min(begin_of(next), int64_t{range.last})) : range.first;
+#pragma unroll 1
+        for (int n = group; n < params.splits; n += groups) {
+            if (n >= first && n < end) continue;
+            if (static_cast<int>(threadIdx.x) < work_tile.rows)
+                store_statistics(place_of(work_tile.first_row + threadIdx.x, n), make_float2(kNoScore, 0.0f));
+        }
+    }
+
     __device__ __forceinline__ float* scores() const { return reinterpret_cast<float*>(shared + Base::kSharedBytes); }
     // The lane's elements of rows r = 0, 1 and the keys from 8 * block on.
     __device__ __forceinline__ float2& pair_of_scores(int r, int block) const {
@@ -131,21 +157,37 @@ private:
 #pragma unroll
             for (int r = 0; r < 2; ++r) pair_of_scores(r, 2 * warp + n) = make_float2(s[n][2 * r], s[n][2 * r + 1]);
     }
+    template <int kRows>
     __device__ __forceinline__ void read_scores(typename Softmax::Scores& all) const {
 #pragma unroll
         for (int n = 0; n < kTileK / 8; ++n)
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
+            for (int r = 0; r < kRows; ++r) {
                 const float2 pair = pair_of_scores(r, n);
                 all[4 * n + 2 * r] = pair.x, all[4 * n + 2 * r + 1] = pair.y;
             }
     }
 
     // Whether the previous tile was the last one of a segment and the thread block goes on with the next segment.
-    __device__ __forceinline__ bool ended_segment(int first_key) const {
-        if (params.splits > 1) return false;
+    __device__ __forceinline__ bool ended_segment(int first_key, const Range& range) const {
         const int end = first_key + kTileK;
+        if (end >= range.last) return false;  // the first tile
         return params.segment > 0 ? end % params.segment == 0 : begins_segment(end);
+    }
+    // Stores the segment that has ended.
+    __device__ __forceinline__ void store() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float sum = quad_sum(softmax.sum[r]);
+            const int row = r * 8 + lane / 4;
+            if (row < work_tile.rows) store_segment(work_tile.first_row + row, r, sum);
+        }
+        --segment;
+        softmax.begin_segment();
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
     }
     __device__ __forceinline__ void fold() {
         InvariantFold::Factors factors[2];
@@ -162,12 +204,18 @@ private:
     }
 
     __device__ __forceinline__ void attend(int stage, int first_key, const Range& range) {
-        if (ended_segment(first_key)) fold();
+        if (ended_segment(first_key, range)) params.splits > 1 ? store() : fold();
         share_scores(stage, first_key, range);
         __syncthreads();  // the scores are complete, and the values that other warps loaded have arrived
+        // With one query row few of the 16 rows exist, and half of the exponentials are not needed.
+        work_tile.rows <= kDecodeSlab / 2 ? attend_to_scores<1>(stage) : attend_to_scores<2>(stage);
+    }
+    // kRows: as in InvariantSoftmax::apply().
+    template <int kRows>
+    __device__ __forceinline__ void attend_to_scores(int stage) {
         typename Softmax::Scores p;
         float factor[2];
-        if (probabilities(p, factor)) {
+        if (probabilities<kRows>(p, factor)) {
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
@@ -183,38 +231,46 @@ private:
     }
     // Converts the scores of the tile to probabilities; all warps compute the same. Returns whether O must be multiplied by
     // `factor`.
+    template <int kRows>
     __device__ __forceinline__ bool probabilities(typename Softmax::Scores& p, float (&factor)[2]) {
         const float scale = are_scaled() ? 1.0f : params.scale_log2;
         const Softmax before = softmax;
-        read_scores(p);
-        const bool rescale = softmax.apply(p, scale, false, factor);
+        read_scores<kRows>(p);
+        const bool rescale = softmax.template apply<kRows>(p, scale, false, factor);
         if (__builtin_expect(!__any_sync(0xffffffffu, softmax.is_unsafe(0) || softmax.is_unsafe(1)), true)) return rescale;
         softmax = before;
-        read_scores(p);
-        return softmax.apply(p, scale, true, factor);
+        read_scores<kRows>(p);
+        return softmax.template apply<kRows>(p, scale, true, factor);
     }
 
+    // The place of a segment of a row in the workspace.
+    __device__ __forceinline__ int64_t place_of(int packed, int n) const {
+        return partial_row_of(work_tile.head_k, packed) * params.splits + n;
+    }
+    // The kept maximum and the row sum of a segment. If the sum is 0, fold_segments.cuh does not use the accumulators.
+    __device__ __forceinline__ void store_statistics(int64_t place, float2 statistics) const {
+        reinterpret_cast<float2*>(params.partial_lse)[place] = statistics;
+    }
+    __device__ __forceinline__ int first_channel() const { return warp * kBlocks * 8 + lane % 4 * 2; }
+    __device__ __forceinline__ bool leads() const { return warp == 0 && lane % 4 == 0; }
     // `sum`: the row sum of the segment.
-    __device__ __forceinline__ void store_row(int packed, int r, float sum, bool has_keys) const {
-        const int head_k = work_tile.head_k, first_channel = warp * kBlocks * 8 + lane % 4 * 2;
-        const bool leads = warp == 0 && lane % 4 == 0;
-        if (params.splits > 1) {
-            const int64_t at = partial_row_of(head_k, packed) * params.splits + work_tile.split;
-            if (leads) reinterpret_cast<float2*>(params.partial_lse)[at] = make_float2(softmax.kept_maximum[r], sum);
-            if (!has_keys) return;  // fold_segments.cuh does not use the accumulators
-#pragma unroll
-            for (int n = 0; n < kBlocks; ++n)
-                *reinterpret_cast<float2*>(params.partial_out + at * kHeadDim + first_channel + n * 8) =
-                    make_float2(o[n][2 * r], o[n][2 * r + 1]);
-            return;
-        }
-        InvariantFold fold = folded[r];
-        const InvariantFold::Factors factors = fold.add(softmax.kept_maximum[r], sum);
-        const FoldedRow<T> row(params, work_tile.batch, this->tensor_row(packed), this->query_head(head_k, packed), fold);
-        if (leads) row.store_lse();
+    __device__ __forceinline__ void store_segment(int packed, int r, float sum) const {
+        const int64_t place = place_of(packed, segment);
+        if (leads()) store_statistics(place, make_float2(softmax.kept_maximum[r], sum));
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n)
-            row.store(first_channel + n * 8,
+            *reinterpret_cast<float2*>(params.partial_out + place * kHeadDim + first_channel() + n * 8) =
+                make_float2(o[n][2 * r], o[n][2 * r + 1]);
+    }
+    __device__ __forceinline__ void store_row(int packed, int r, float sum) const {
+        InvariantFold fold = folded[r];
+        const InvariantFold::Factors factors = fold.add(softmax.kept_maximum[r], sum);
+        const FoldedRow<T> row(params, work_tile.batch, this->tensor_row(packed), this->query_head(work_tile.head_k, packed),
+                               fold);
+        if (leads()) row.store_lse();
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n)
+            row.store(first_channel() + n * 8,
                       {factors.of(folded_o[n][2 * r], o[n][2 * r]), factors.of(folded_o[n][2 * r + 1], o[n][2 * r + 1])});
     }
     __device__ __forceinline__ int64_t partial_row_of(int head_k, int packed) const {
@@ -231,20 +287,17 @@ __global__ void __launch_bounds__(InvariantDecode<Kernel>::kThreads, InvariantDe
     using Body = InvariantDecode<Kernel>;
     allow_next_kernel();
     wait_for_previous_kernel();
-    // The order of thread blocks: first the tiles of a key head, then the key heads, then the segments. The last segments come
-    // first, because they are longer.
-    const int head_of_all = divide(blockIdx.x, params.by_tiles), from_last = divide(head_of_all, params.by_heads);
-    [[maybe_unused]] const int head = head_of_all - from_last * params.heads_k;  // unused where nvcc compiles for the host
-    const int split = params.splits - 1 - from_last;
+    // The order of thread blocks: first the tiles of a key head, then the key heads, then the groups of segments.
+    const int head_of_all = divide(blockIdx.x, params.by_tiles), group = divide(head_of_all, params.by_heads);
+    [[maybe_unused]] const int head = head_of_all - group * params.heads_k;  // unused where nvcc compiles for the host
     const int index = static_cast<int>(blockIdx.x) - head_of_all * static_cast<int>(params.by_tiles.divisor);
     __shared__ RaggedWorkTile work_tile;
     const auto run_tile = [&](const RaggedTile& tile, const RaggedSequence& sequence) {
         const int rows = sequence.rows * params.group_size, first = tile.tile * kDecodeSlab;
-        if (threadIdx.x == 0) work_tile = {tile.batch, head, split, first, min(kDecodeSlab, rows - first), sequence};
+        if (threadIdx.x == 0) work_tile = {tile.batch, head, group, first, min(kDecodeSlab, rows - first), sequence};
         __syncthreads();
         const int first_row = divide(first, params.by_group), last_row = divide(first + work_tile.rows - 1, params.by_group);
         typename Body::Range range(params, work_tile.sequence, first_row, last_row, 0, Body::kTileK);
-        Body::take_segment(range, params, split);
         Body(params, shared, work_tile).run(range);
     };
     // If the prefill kernel computes long chunks, most other sequences have one row. So each sequence has only the thread blocks

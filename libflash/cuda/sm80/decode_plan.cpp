@@ -70,6 +70,7 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
         plan.first_segment = splits.split_size > 0 ? static_cast<int>(splits.split_size) : kFirstSegment;
         plan.segment_growth_begin = splits.split_size > 0 ? 0 : kSegmentGrowth;
         plan.invariant_version = kInvariantVersion;
+        plan.segment_groups = splits.groups;
     }
     plan.key_heads = splits.key_heads;
     const bool prefixes =
