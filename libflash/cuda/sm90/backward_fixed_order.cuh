@@ -1,7 +1,8 @@
-// Additions to the dQ accumulator in a fixed order (deterministic=True): key tiles add to a query tile one after another, in
-// descending order. The dQ warpgroup writes its sums to shared memory; two threads of the producer warpgroup add them, each to
-// every second query tile. The counter of a query tile (backward_dq_counters.cuh) determines which key tile adds next. README.md
-// of this folder proves that there is no deadlock.
+// Additions to the dQ accumulator in a fixed order (deterministic=True): key tiles add to a query tile one after another, in the
+// order of their work tiles. So a work tile waits only for work tiles that were taken before it; README.md of this folder proves
+// that there is no deadlock. The dQ warpgroup writes its sums to shared memory; two threads of the producer warpgroup add them,
+// each to every second query tile that the work tile visits. The counter of a query tile (backward_dq_counters.cuh) determines
+// which key tile adds next.
 #pragma once
 
 #include "cuda/ptx/counter.cuh"
