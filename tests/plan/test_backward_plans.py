@@ -219,6 +219,9 @@ ONE_PACKED = {name: tensor(2, dtype=abi.INT32) for name in ("cu_seqlens_q", "cu_
     [
         (rows_of(1, 2048, 32, 8), CAUSAL, (128, 128, 2)),  # the longest key tile takes twice its part of the whole
         (rows_of(1, 2048, 32, 8), {"flags": abi.CAUSAL | abi.DETERMINISTIC}, (128, 128, 2)),
+        (rows_of(1, 512, 16, 8), CAUSAL, (32, 32, 4)),
+        (rows_of(1, 512, 16, 8), {"flags": abi.CAUSAL | abi.DETERMINISTIC}, (32, 32, 2)),  # whole query heads
+        (rows_of(4, 4096, 16, 16), {"flags": abi.DETERMINISTIC}, (2048, 68, 3)),
         (rows_of(1, 4096, 32, 1), CAUSAL, (32, 32, 8)),
         (rows_of(1, 1024, 32, 8), {}, (64, 64, 2)),  # half of the thread blocks would have no key tile
         (rows_of(4, 4096, 16, 16), {}, (2048, 68, 3)),  # 15 for each thread block, and 68

@@ -1,6 +1,7 @@
 // Counters for deterministic=True (backward_fixed_order.cuh): for each query tile of each query head, which key tile adds to the
-// dQ accumulator next. Key tiles add in descending order. Only dense block masks are supported: with lists whose entries do not
-// ascend, the turn could belong to a key tile that never adds (capabilities.cpp).
+// dQ accumulator next. Key tiles add in the order of their work tiles: descending, or ascending (only the plain instance). Only
+// dense block masks are supported: with lists whose entries do not ascend, the turn could belong to a key tile that never adds
+// (capabilities.cpp).
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -20,16 +21,24 @@ template <int kBlockM, int kBlockN, bool kBlockMask>
 struct DqTurns {
     const BlockMaskParams& blocks;  // by column: the block mask that QueryTiles uses
     int batch, head, tile;          // of the query tile
+    bool descending;
     // Contains a key tile if and only if QueryTiles of that key tile contains the query tile.
     KeyRange<kBlockM, kBlockN> range;
 
     __device__ __forceinline__ DqTurns(const BackwardParams& params, int in_batch, int in_head, int query_tile, int queries,
                                        int keys)
-        : blocks(params.block_cols), batch(in_batch), head(in_head), tile(query_tile) {
+        : blocks(params.block_cols),
+          batch(in_batch),
+          head(in_head),
+          tile(query_tile),
+          descending(params.key_schedule.reversed) {
         range.init(params.mask, tile, queries, keys);
     }
     __device__ __forceinline__ int first() const { return kBlockMask ? last_below(range.end) : range.end - range.begin; }
-    __device__ __forceinline__ int of(int key_tile) const { return kBlockMask ? key_tile : key_tile - range.begin + 1; }
+    __device__ __forceinline__ int of(int key_tile) const {
+        if (kBlockMask) return key_tile;
+        return descending ? key_tile - range.begin + 1 : range.end - key_tile;
+    }
     __device__ __forceinline__ int after(int turn) const { return kBlockMask ? last_below(turn) : turn - 1; }
 
 private:

@@ -1,7 +1,8 @@
-// Additions to the dQ accumulator in a fixed order (deterministic=True): key tiles add to a query tile one after another, in
-// descending order. The dQ warpgroup writes its sums to shared memory; two threads of the producer warpgroup add them, each to
-// every second query tile. The counter of a query tile (backward_dq_counters.cuh) determines which key tile adds next. README.md
-// of this folder proves that there is no deadlock.
+// Additions to the dQ accumulator in a fixed order (deterministic=True): key tiles add to a query tile one after another, in the
+// order of their work tiles. So a work tile waits only for work tiles that were taken before it; README.md of this folder proves
+// that there is no deadlock. The dQ warpgroup writes its sums to shared memory; two threads of the producer warpgroup add them,
+// each to every second query tile that the work tile visits. The counter of a query tile (backward_dq_counters.cuh) determines
+// which key tile adds next.
 #pragma once
 
 #include "cuda/ptx/counter.cuh"
@@ -17,6 +18,7 @@ struct BackwardSumBuffers {
     static constexpr int kParts = Traits::kPieceParts, kBuffers = Traits::kSumBuffers;
     static constexpr int kUses = Traits::kPieces * kParts / kBuffers;  // how often a tile uses a buffer
     static_assert(kUses * kBuffers == Traits::kPieces * kParts, "all buffers are used as often");
+    static_assert(kBuffers > 1 || kUses == 1, "a buffer is released when the next one has been added");
     static constexpr int kBufferBytes = 4 * Traits::kSumBytes;
 
     __device__ static __forceinline__ int buffer(int piece, int part) { return (piece * kParts + part) % kBuffers; }
@@ -62,8 +64,10 @@ private:
         tma_store_wait<0>();
         set_count(counter, next);
     }
+    // Two additions are in flight: a buffer is released when the addition after it has begun.
     __device__ __forceinline__ void add_sums(float* sums, int odd, int round) const {
         const uint32_t buffers = Tiles::sums(context.tiles.address());
+        int added = -1;  // the buffer before
 #pragma unroll 1
         for (int piece = 0; piece < Traits::kPieces; ++piece)
 #pragma unroll 1
@@ -72,9 +76,14 @@ private:
                 context.storage.sum_is_full(odd, buffer).wait(Buffers::phase(piece, part, round));
                 add_buffer(sums + piece * 4 * Accumulator::kWarpFloats + part * Traits::kSumBytes / 4,
                            buffers + buffer * Buffers::kBufferBytes);
-                tma_store_wait_read<0>();
-                context.storage.sum_is_empty(buffer).arrive();
+                if (added >= 0) {
+                    tma_store_wait_read<1>();
+                    context.storage.sum_is_empty(added).arrive();
+                }
+                added = buffer;
             }
+        tma_store_wait_read<0>();
+        context.storage.sum_is_empty(added).arrive();
     }
     // Adds the parts of the four warps, which are consecutive if a piece is one part.
     __device__ static __forceinline__ void add_buffer(float* sums, uint32_t buffer) {

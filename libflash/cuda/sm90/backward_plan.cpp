@@ -12,11 +12,17 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
+// Whether a fixed order begins with the first key tile (README.md).
+bool begins_with_first_key_tile(const BackwardPlan& plan, const AttentionProblem& problem) {
+    return problem.group_size() > 1 && problem.mask_rule.right < MaskRule::kUnbounded &&
+           plan.instance.number == static_cast<int>(BackwardInstance::plain);
+}
+
 // deterministic=True: backward_fixed_order.cuh.
 void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem) {
     plan.fixed_order = true;
     plan.dq_counters = backward_launch(kernel, plan, BackwardStep::dq_counters, blocks_of(plan.query_schedule));
-    plan.key_schedule.reversed = true;
+    plan.key_schedule.reversed = !begins_with_first_key_tile(plan, problem);
     plan.workspace.add("dq_counters", workspace_rows(plan.units, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
 }
 
@@ -32,8 +38,10 @@ void divide_units(BackwardPlan& plan, int64_t multiprocessors) {
 void split_key_tiles(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem, int64_t blocks) {
     const auto kind = static_cast<BackwardInstance>(plan.instance.number);
     if (!has_splits(kind) || problem.block_mask.present || plan.parts.launches > 1) return;
-    // Instances that support block masks divide query heads.
-    plan.split_tiles = backward_splits(problem, plan, blocks, knows_block_mask(kind));
+    // Instances that support block masks divide query heads, and so does the plain one with a fixed order, if there are several.
+    const bool in_order = kind == BackwardInstance::plain && problem.request.deterministic;
+    const bool whole_heads = knows_block_mask(kind) || (in_order && problem.group_size() > 1);
+    plan.split_tiles = backward_splits(problem, plan, blocks, whole_heads);
     if (plan.split_tiles.splits == 1) return;
     plan.dk_dv.blocks = std::min(plan.work_tiles(), blocks);
     const auto sums = static_cast<size_t>((plan.key_tiles - plan.split_tiles.first) * plan.split_tiles.splits);

@@ -37,6 +37,8 @@ struct BackwardQueryTiles {
                 at.tile = work.tiles.begin - 1;
                 at.cursor = 0;
             }
+        } else if constexpr (Traits::kTilesInOrder) {
+            work.range.advance(at, work.first_position.head);
         } else {
             work.range.advance(at);
         }

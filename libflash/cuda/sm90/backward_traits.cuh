@@ -17,6 +17,9 @@ struct BackwardTraits {
     static constexpr bool kFixedOrder = kInOrder;
     using T = ElementOf<config.dtype>;
     static constexpr bool kRagged = kInstance != BackwardInstance::plain;  // only the device knows the lengths
+    // In a fixed order a work tile visits the query tiles upwards or downwards, each in all heads that share the keys. Where only
+    // the device knows the lengths, it visits one head after another upwards: there are not enough registers.
+    static constexpr bool kTilesInOrder = kFixedOrder && !kRagged;
     static constexpr bool kRareOptions = kInstance == BackwardInstance::general, kBlockMask = knows_block_mask(kInstance),
                           kSplits = has_splits(kInstance);
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;

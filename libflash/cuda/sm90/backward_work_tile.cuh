@@ -8,11 +8,15 @@
 #include "cuda/sm90/backward_traits.cuh"
 #include "cuda/sm90/query_tile_range.cuh"
 
+#include <type_traits>
+
 namespace libflash::cuda::sm90 {
 
 template <class Traits>
 struct BackwardWorkTile {
     static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+    using UnorderedRange = QueryTileRange<kBlockM, kBlockN>;
+    using Range = std::conditional_t<Traits::kTilesInOrder, FixedOrderRange<kBlockM, kBlockN>, UnorderedRange>;
     // Where only the device knows a length: from these rows on, the loaded rows of the key tile and of the sequence's queries may
     // hold data of other sequences. If the host knows the length, no row does.
     struct LoadedRows {
@@ -27,7 +31,7 @@ struct BackwardWorkTile {
     } queries;
     SequenceRows k_rows;
     QueryTiles<kBlockM, kBlockN> tiles;
-    QueryTileRange<kBlockM, kBlockN> range;
+    Range range;
     int number;  // of the work tile in the launch
     // In instances that support block masks `tile` is the one before the first, and `left` the number of query heads.
     QueryTilePosition first_position;
@@ -40,8 +44,12 @@ struct BackwardWorkTile {
         queries = {q_rows.start, QueryUnits::before(params, work.batch, q_rows.owned), q_rows.length};
         const SequenceRows keys_of_sequence = SequenceRows::of(params.k_lengths, work.batch);
         tiles.init(params, work, q_rows.length, keys_of_sequence.length);
-        range = QueryTileRange<kBlockM, kBlockN>::of(tiles);
-        init_position(params);
+        if constexpr (Traits::kTilesInOrder) {
+            init_order(params);
+        } else {
+            range = UnorderedRange::of(tiles);
+            init_position(params);
+        }
         if constexpr (Traits::kRagged) {
             k_rows = keys_of_sequence;
             const auto on_device = [](const LengthsParams& lengths) { return lengths.cu || lengths.used; };
@@ -68,15 +76,34 @@ private:
         }
         const SplitTilesParams& split_tiles = params.split_tiles;
         if (!Traits::kSplits || number < split_tiles.first) return;
-        const Divisor& splits = split_tiles.splits;
-        const int slot = number - split_tiles.first, split = slot - divide(slot, splits) * static_cast<int>(splits.divisor);
-        const int all = first_position.left, first = divide(all * split, splits);
-        first_position.left = divide(all * split + all, splits) - first;
+        const int all = first_position.left, split = split_number(split_tiles), first = divide(all * split, split_tiles.splits);
+        first_position.left = divide(all * split + all, split_tiles.splits) - first;
         if constexpr (Traits::kBlockMask) {
             first_position.head += first;
         } else {
             range.skip(first_position, first);
         }
+    }
+    // Splits divide the query heads, so that all have the same query tiles, or the query tiles of the only head.
+    __device__ __forceinline__ void init_order(const BackwardParams& params) {
+        const int first_head = work.head * params.group_size + params.part.first_head, heads = params.part.heads;
+        const UnorderedRange unordered = UnorderedRange::of(tiles);
+        const bool upwards = params.key_schedule.reversed;
+        first_position = range.init(unordered, first_head, heads, upwards);
+        const SplitTilesParams& split_tiles = params.split_tiles;
+        if (number < split_tiles.first) return;
+        const int all = heads > 1 ? heads : max(0, unordered.end - unordered.begin), split = split_number(split_tiles),
+                  first = divide(all * split, split_tiles.splits),
+                  count = divide(all * split + all, split_tiles.splits) - first;
+        if (heads > 1) {
+            first_position = range.init(unordered, first_head + first, count, upwards);
+        } else {
+            range.skip(first_position, first, count);
+        }
+    }
+    __device__ __forceinline__ int split_number(const SplitTilesParams& split_tiles) const {
+        const int slot = number - split_tiles.first;
+        return slot - divide(slot, split_tiles.splits) * static_cast<int>(split_tiles.splits.divisor);
     }
 };
 

@@ -53,4 +53,40 @@ struct alignas(16) QueryTileRange {
     }
 };
 
+// The same query tiles for BackwardTraits::kTilesInOrder: each query tile in all heads, then the next query tile, upwards or
+// downwards. In `left` of a position are the heads that are left for this tile, and kTile for each tile after it: a consumer has
+// no register for the head. Neither number overflows, because a key tile has at most 131072 rows of all heads in a launch
+// (host/long_sums.h). No larger than QueryTileRange: with a larger work tile the compiler would serialise the products at
+// head_dim 128.
+template <int kBlockM, int kBlockN>
+struct alignas(16) FixedOrderRange {
+    static constexpr int kTile = 1 << 18;
+    int step, next_tile;  // next_tile is added to `left` where no head is left
+    int unmasked, count;  // as in QueryTileRange
+
+    // `heads` heads from `first_head` on.
+    __device__ __forceinline__ QueryTilePosition init(const QueryTileRange<kBlockM, kBlockN>& range, int first_head, int heads,
+                                                      bool upwards) {
+        *this = {upwards ? 1 : -1, heads - kTile, range.unmasked, range.count};
+        const int tiles = range.end - range.begin;
+        return {first_head, upwards ? range.begin : range.end - 1, tiles > 0 && heads > 0 ? (tiles - 1) * kTile + heads : 0};
+    }
+    // Moves the first position of one head by `first` tiles, of which it has `tiles`.
+    __device__ __forceinline__ void skip(QueryTilePosition& at, int first, int tiles) const {
+        at.tile += step * first;
+        at.left = (tiles - 1) * kTile + 1;
+    }
+    __device__ __forceinline__ bool is_edge(int tile) const {
+        return static_cast<unsigned>(tile - unmasked) >= static_cast<unsigned>(count);
+    }
+    __device__ __forceinline__ void advance(QueryTilePosition& at, int first_head) const {
+        const FixedOrderRange range = *this;
+        --at.left;
+        const bool ends = at.left % kTile == 0;
+        at.left += ends ? range.next_tile : 0;
+        at.tile += ends ? range.step : 0;
+        at.head = ends ? first_head : at.head + 1;
+    }
+};
+
 }  // namespace libflash::cuda::sm90

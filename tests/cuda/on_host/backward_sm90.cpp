@@ -56,6 +56,7 @@ struct Case {
     bool softcap = false;  // alone; only with wide heads
 
     bool is_packed() const { return lengths == Lengths::packed; }
+    BackwardInstance kind() const { return backward_instance(rare, lengths != Lengths::dense, blocks != Blocks::all); }
     bool wants_dbias() const { return rare && !is_packed(); }
 };
 
@@ -294,7 +295,8 @@ struct Problem {
         params.query_schedule = schedule_params(queries.sequences(c), c.batch, c.heads_q, kUnitRows, 1e9, false);
         params.query_tile_schedule =
             schedule_params(queries.sequences(c), c.batch, c.heads_q, Kernel::config.tile_q, 1e7, c.right < kUnboundedWindow);
-        if (fixed_order) params.key_schedule.reversed = true;
+        // Ascending also without a causal mask, unlike the plan.
+        if (fixed_order) params.key_schedule.reversed = c.heads_q == c.heads_k || c.kind() != BackwardInstance::plain;
         if (!kWideHeads && blocks_of(params.query_schedule) > 0) params.next_work_tile = &next_work_tile;
     }
 
@@ -312,7 +314,7 @@ struct Problem {
 
     BackwardPlan plan() const {
         BackwardPlan plan;
-        plan.instance.number = static_cast<int>(backward_instance(c.rare, c.lengths != Lengths::dense, c.blocks != Blocks::all));
+        plan.instance.number = static_cast<int>(c.kind());
         const auto launch = [&](BackwardStep step, const ScheduleParams& schedule) {
             return launch_shape(blocks_of(schedule), resources_of_kernels(int(step), plan.instance.number));
         };
@@ -408,7 +410,7 @@ bool check(const Case& c, bool fixed_order, int splits) {
     return good;
 }
 
-// One, two or three; where splits are whole query heads, two.
+// One, two or three; where splits can only be whole query heads, two.
 int splits_of(const Case& c, BackwardInstance kind) {
     if (!has_splits(kind)) return 1;
     return knows_block_mask(kind) ? std::min(2, c.heads_q / c.heads_k) : 1 + (c.queries + c.keys) % 3;
@@ -456,7 +458,7 @@ int main(int, char** argv) {
     for (Case c : cases) {
         const bool in_order = together > 0;
         if (in_order && c.blocks == Blocks::lists) c.blocks = Blocks::mask;  // lists have no fixed order
-        const BackwardInstance kind = backward_instance(c.rare, c.lengths != Lengths::dense, c.blocks != Blocks::all);
+        const BackwardInstance kind = c.kind();
         if (kWideHeads ? c.blocks != Blocks::all : c.softcap) continue;
         if ((c.rare && !has_general_backward(Kernel::config)) || (in_order && !has_fixed_order(Kernel::config, kind))) continue;
         good &= check(c, in_order, splits_of(c, kind));
