@@ -57,7 +57,7 @@ const char* option_backward_lacks(const KernelConfig& config, const AttentionPro
     if (p.request.deterministic && p.block_mask.present && !has_ordered_blocks(config, p))
         return "deterministic with a block mask";
     if (!has_general_backward(config)) return rare_option(p);
-    if (std::max(p.head_dim, p.head_dim_v) > 64) return nullptr;
+    if (std::max(p.head_dim, p.head_dim_v) > 64 || p.request.deterministic) return nullptr;
     return p.bias.present ? "bias" : (p.mask.present ? "mask" : nullptr);
 }
 
