@@ -107,11 +107,14 @@ def test_bytes_as_codes(code: str) -> None:
         libflash.jax.decode(**x | {"k_cache": x["k_cache"].view(np.int8)}, cache_dtype="e4m3")
 
 
-def test_parts_of_keys() -> None:
-    """A latent cache of codes with a rope part; the values are channels of the keys."""
+@pytest.mark.parametrize("rotates", [False, True])
+def test_parts_of_keys(rotates: bool) -> None:
+    """A latent cache of codes with a rope part, which the call may rotate; the values are channels of the keys."""
     q, latent = random(B, 1, HEADS_Q, 24, seed=1), (9 * random(B, CAPACITY, 1, 16, seed=2)).astype(np.int8)
     rope, scale = random(B, CAPACITY, 1, 8, seed=3), np.abs(random(B, CAPACITY, 1, seed=4))
     options = {"k": random(B, 1, 1, 16, seed=5), "k_rope": random(B, 1, 1, 8, seed=6), "head_dim_v": 16}
+    if rotates:
+        options |= {name: random(CAPACITY, 3, seed=seed) for name, seed in (("rotary_cos", 7), ("rotary_sin", 8))}
     ours = [latent.copy(), rope.copy(), scale.copy()]
     wanted = libflash.decode(q, ours[0], k_rope_cache=ours[1], k_scale=ours[2], cache_seqlens=LENGTHS, **options)
     static = options.pop("head_dim_v")
