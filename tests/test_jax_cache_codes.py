@@ -162,6 +162,19 @@ def test_libflash_decode_goes_there() -> None:
     same(got, wanted)
 
 
+def test_cache_write_rotates_rope_parts() -> None:
+    x: dict[str, Any] = {"k": random(3, 1, 16, seed=1), "k_rope": random(3, 1, 8, seed=2)}
+    x |= {"k_cache": np.zeros((2, 4, 1, 16), np.float32), "k_rope_cache": np.zeros((2, 4, 1, 8), np.float32)}
+    x |= {"rotary_cos": random(9, 3, seed=3), "rotary_sin": random(9, 3, seed=4)}
+    x |= {"slots": np.array([7, 0, 2], np.int32), "positions": np.array([8, 0, 5], np.int32)}
+    ours = copied(x)
+    libflash.cache_write(**ours, v=None, v_cache=None)
+    got = jax.jit(lambda given: libflash.jax.cache_write(**given, v=None, v_cache=None))(x)
+    for one, name in zip(got, ("k_cache", "k_rope_cache"), strict=True):
+        same(one, ours[name])
+    assert (ours["k_rope_cache"][1, 3] != x["k_rope"][0]).any()
+
+
 @pytest.mark.parametrize("code", [*CODES, "float32"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_cache_write(code: str, scale: str) -> None:
