@@ -483,10 +483,10 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * such a call is refused.
  *
  * Rotary embedding. With rotary_cos and rotary_sin, the call rotates the first r = 2 * rotary_cos.shape[1] channels of q and
- * k_new: pair (x, y) at position t becomes (x cos_t - y sin_t, x sin_t + y cos_t). New key i has position cache_seqlens[b] + i.
- * Query row i has the same position if the call is causal or has a window or tree_mask; otherwise all query rows have position
- * cache_seqlens[b]. With q_positions they and the new keys among the last Sq have those positions. Rotated rows are rounded to
- * the type of q. The cache holds keys after rotation.
+ * k_new (with k_rope_cache, those of the rope part: see "Views and parts"): pair (x, y) at position t becomes (x cos_t - y sin_t,
+ * x sin_t + y cos_t). New key i has position cache_seqlens[b] + i. Query row i has the same position if the call is causal or has
+ * a window or tree_mask; otherwise all query rows have position cache_seqlens[b]. With q_positions they and the new keys among
+ * the last Sq have those positions. Rotated rows are rounded to the type of q. The cache holds keys after rotation.
  *
  * Types of the caches. The type of q, or, unless that is FLOAT64 (CUDA: or FLOAT32), one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2,
  * INT8. k_cache and v_cache have the same. q of 8 bits is UNSUPPORTED. Elements of 8 bits are codes. A cache of codes gives bit
@@ -524,9 +524,10 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * hold for v_cache too, unless v_scale is given. Without v_scale Dv is a multiple of the channels that share a scale of k_cache;
  * an append that computes k_scale requires that v_scale is NULL. With k_rope_cache, k_cache has only the first channels of the
  * keys; k_rope_cache (entries or pages, rows, Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and
- * k_rope_new (B, S_new, Hk, Dr), packed (total_new, Hk, Dr), is appended to it as it is: rotary_cos is then refused
- * (UNSUPPORTED). All tensors of a cache may be views of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a
- * multiple of 16, and beside codes there are at most 144 channels in k_rope_cache (else UNSUPPORTED). */
+ * k_rope_new (B, S_new, Hk, Dr), packed (total_new, Hk, Dr), is appended to it. The rotary embedding then rotates the first r
+ * channels of k_rope_new and of the last Dr channels of q, r at most Dr, and no others. All tensors of a cache may be views of
+ * one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a multiple of 16, and beside codes there are at most 144
+ * channels in k_rope_cache (else UNSUPPORTED). */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS */

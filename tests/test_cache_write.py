@@ -106,6 +106,33 @@ def test_rope_parts_against_the_oracle() -> None:
     assert x["k_scale"].any()
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("pairs", [1, 3, 4])
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_rotated_rope_parts(dtype: np.dtype, scale: str, pairs: int, interleaved: bool) -> None:
+    """The rope part alone is rotated, as an append of decode and the oracle do."""
+    for stored in stored_types(dtype):
+        if (stored == np.int8 and scale == "none") or (stored == dtype and scale in ("rows", "groups")):
+            continue
+        x = problem(dtype, stored, scale)
+        x |= {"k_rope_cache": random(PAGES, PAGE_SIZE, HEADS, 8, seed=8).astype(dtype)}
+        x |= {"k_rope": random(2 * NEW, HEADS, 8, seed=5).astype(dtype)}
+        tables: dict[str, Any] = {name: random(20, pairs, seed=seed) for name, seed in (("rotary_cos", 6), ("rotary_sin", 7))}
+        tables["rotary_interleaved"] = interleaved
+        more = tables | {"positions": (CACHED[:, None] + np.arange(NEW)).reshape(-1).astype(np.int32), "slots": slots_of_append()}
+        appended, names = copied(x), ("k_cache", "v_cache", "k_scale", "v_scale", "k_rope_cache")
+        for name in ("k", "v", "k_rope"):
+            appended[name] = x[name].reshape(2, NEW, *x[name].shape[1:])
+        q = random(2, 1, HEADS, DIM + 8, seed=5).astype(dtype)
+        libflash.decode(q, **appended, cache_seqlens=CACHED, block_table=TABLE, **tables)
+        wanted = vars(cache_write(**x, **more))
+        libflash.cache_write(**x, **more)
+        assert written(x, names) == written(appended, names)
+        assert written(x, names[:4]) == written(wanted, names[:4])
+        np.testing.assert_allclose(x["k_rope_cache"].astype(np.float64), wanted["k_rope_cache"].astype(np.float64), 1e-12, 1e-14)
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64], ids=str)
 @pytest.mark.parametrize("scale", ["none", "rows"])
 def test_slots_outside_are_skipped(dtype: Any, scale: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from harness import assert_same_bits, qkv, random
 from reference import forward
 from reference_decode import decode as oracle
+from reference_decode import rotate
 
 import libflash
 from libflash import _flash_attn_three, flash_attn
@@ -128,19 +129,26 @@ def test_scales_of_pages() -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("packed", [False, True])
-def test_qv(library: str, packed: bool) -> None:
-    """Scores q k + qv v with the scale of both, new keys appended to both caches."""
+@pytest.mark.parametrize("rotary", [None, True, False], ids=["plain", "interleaved", "halves"])
+def test_qv(library: str, packed: bool, rotary: bool | None) -> None:
+    """Scores q k + qv v with the scale of both, new keys appended to both caches; a rotary embedding rotates q and k."""
     shapes = [(2, 3, 4, 8), (2, 3, 4, 16), (2, 9, 1, 8), (2, 9, 1, 16), (2, 3, 1, 8), (2, 3, 1, 16)]
     arrays = [random(*shape, seed=i) for i, shape in enumerate(shapes)]
     q, qv, rope, latent, new_rope, new_latent = arrays
     lengths = np.array([4, 6], np.int32)
-    joined, place = np.concatenate([latent, rope], -1), np.concatenate([new_latent, new_rope], -1)
+    tables = {"rotary_cos": random(9, 3, seed=6), "rotary_sin": random(9, 3, seed=7), "rotary_interleaved": rotary}
+    turned_q, turned = q, new_rope
+    if rotary is not None:
+        turned_q, turned = (rotate(x, lengths[:, None] + np.arange(3), *tables.values()) for x in (q, new_rope))
+    joined, place = np.concatenate([latent, rope], -1), np.concatenate([new_latent, turned], -1)
     for b, length in enumerate(lengths):
         joined[b, length : length + 3] = place[b]
-    both = np.concatenate([qv, q], -1)
+    both = np.concatenate([qv, turned_q], -1)
     wanted = oracle(both, joined, np.ascontiguousarray(joined[..., :16]), cache_seqlens=lengths + 3).out
     convert = LIBRARIES[library]
     options: dict[str, Any] = {"cache_seqlens": convert(lengths), "causal": True}
+    if rotary is not None:
+        options |= {name: convert(x) if isinstance(x, np.ndarray) else x for name, x in tables.items()}
     rows = [q, new_rope, new_latent, qv]
     if packed:
         rows = [x.reshape(-1, *x.shape[2:]) for x in rows]
@@ -149,7 +157,7 @@ def test_qv(library: str, packed: bool) -> None:
     caches = [convert(x.copy()) for x in (rope, latent)]
     got = flash_attn.flash_attn_with_kvcache(q, *caches, new_rope, new_latent, qv=qv, **options)
     near(np.asarray(got).reshape(wanted.shape), wanted)
-    near(np.concatenate([np.asarray(x) for x in caches[::-1]], -1), joined, 0)
+    near(np.concatenate([np.asarray(x) for x in caches[::-1]], -1), joined, 0 if rotary is None else 1e-6)
 
 
 def test_qv_with_pages() -> None:
@@ -294,8 +302,8 @@ def test_bad_combinations() -> None:
         call(q, k, v, block_table=table, page_table=table)
     with pytest.raises(libflash.InvalidError, match=r"qv has shape .* and the 8 channels of v_cache"):
         call(q, k, v, qv=q[..., :4])
-    angles = torch.ones(64, 2)
-    with pytest.raises(libflash.UnsupportedError, match="rotary_cos is not supported together with qv"):
+    angles = torch.ones(64, 5)
+    with pytest.raises(libflash.InvalidError, match=r"^rotary_cos: .* at most those of k_cache \(10 of 8\)"):
         call(q, k, v, qv=q, rotary_cos=angles, rotary_sin=angles)
     with pytest.raises(libflash.UnsupportedError, match="k_descale is not supported together with qv"):
         call(q, k, v, qv=q, k_descale=torch.ones(1))

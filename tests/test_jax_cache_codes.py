@@ -107,11 +107,14 @@ def test_bytes_as_codes(code: str) -> None:
         libflash.jax.decode(**x | {"k_cache": x["k_cache"].view(np.int8)}, cache_dtype="e4m3")
 
 
-def test_parts_of_keys() -> None:
-    """A latent cache of codes with a rope part; the values are channels of the keys."""
+@pytest.mark.parametrize("rotates", [False, True])
+def test_parts_of_keys(rotates: bool) -> None:
+    """A latent cache of codes with a rope part, which the call may rotate; the values are channels of the keys."""
     q, latent = random(B, 1, HEADS_Q, 24, seed=1), (9 * random(B, CAPACITY, 1, 16, seed=2)).astype(np.int8)
     rope, scale = random(B, CAPACITY, 1, 8, seed=3), np.abs(random(B, CAPACITY, 1, seed=4))
     options = {"k": random(B, 1, 1, 16, seed=5), "k_rope": random(B, 1, 1, 8, seed=6), "head_dim_v": 16}
+    if rotates:
+        options |= {name: random(CAPACITY, 3, seed=seed) for name, seed in (("rotary_cos", 7), ("rotary_sin", 8))}
     ours = [latent.copy(), rope.copy(), scale.copy()]
     wanted = libflash.decode(q, ours[0], k_rope_cache=ours[1], k_scale=ours[2], cache_seqlens=LENGTHS, **options)
     static = options.pop("head_dim_v")
@@ -157,6 +160,19 @@ def test_libflash_decode_goes_there() -> None:
     arrays = {name: jnp.asarray(value) for name, value in x.items() if isinstance(value, np.ndarray)}
     got = jax.jit(lambda given: libflash.decode(**given, k_scale=0.25, v_scale=0.25))(arrays)
     same(got, wanted)
+
+
+def test_cache_write_rotates_rope_parts() -> None:
+    x: dict[str, Any] = {"k": random(3, 1, 16, seed=1), "k_rope": random(3, 1, 8, seed=2)}
+    x |= {"k_cache": np.zeros((2, 4, 1, 16), np.float32), "k_rope_cache": np.zeros((2, 4, 1, 8), np.float32)}
+    x |= {"rotary_cos": random(9, 3, seed=3), "rotary_sin": random(9, 3, seed=4)}
+    x |= {"slots": np.array([7, 0, 2], np.int32), "positions": np.array([8, 0, 5], np.int32)}
+    ours = copied(x)
+    libflash.cache_write(**ours, v=None, v_cache=None)
+    got = jax.jit(lambda given: libflash.jax.cache_write(**given, v=None, v_cache=None))(x)
+    for one, name in zip(got, ("k_cache", "k_rope_cache"), strict=True):
+        same(one, ours[name])
+    assert (ours["k_rope_cache"][1, 3] != x["k_rope"][0]).any()
 
 
 @pytest.mark.parametrize("code", [*CODES, "float32"])

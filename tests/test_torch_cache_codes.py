@@ -98,19 +98,25 @@ def test_what_is_no_scale(scale: Any) -> None:
         libflash.torch.decode(**problem("e4m3") | {"k_scale": scale})
 
 
-def test_values_that_are_channels_of_keys() -> None:
+@pytest.mark.parametrize("rotates", [False, True])
+def test_values_that_are_channels_of_keys(rotates: bool) -> None:
     torch.manual_seed(8)
     cache, rope = torch.randn(2, 40, 1, 64).to(torch.float8_e4m3fn), torch.randn(2, 40, 1, 16, dtype=torch.bfloat16)
     new, new_rope = torch.randn(2, 2, 1, 64, dtype=torch.bfloat16), torch.randn(2, 2, 1, 16, dtype=torch.bfloat16)
     q = torch.randn(2, 2, 8, 80, dtype=torch.bfloat16)
     x = {"q": q, "k_cache": cache, "k_rope_cache": rope, "k_scale": torch.rand(2, 40, 1, 4), "k": new, "k_rope": new_rope}
     x["cache_seqlens"] = torch.tensor([20, 5], dtype=torch.int32)
+    if rotates:
+        x |= {"rotary_cos": torch.randn(40, 6), "rotary_sin": torch.randn(40, 6)}
     eager, compiled = copied(x), copied(x)
     wanted = libflash.torch.decode(**eager, head_dim_v=48)
     function = torch.compile(lambda x: libflash.torch.decode(**x, head_dim_v=48), fullgraph=True, backend="aot_eager")
     assert torch.equal(function(compiled), wanted)
     assert same(compiled, eager)
     assert wanted.shape == (2, 2, 8, 48)
+    if rotates:
+        assert not torch.equal(eager["k_rope_cache"][0, 20:22], new_rope[0])
+        return
     read = {name: value for name, value in eager.items() if name not in ("k", "k_rope")}
     read["cache_seqlens"] = torch.tensor([22, 7])
     assert torch.equal(function(read), wanted)

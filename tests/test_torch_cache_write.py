@@ -40,6 +40,18 @@ def test_compiled_equals_eager(rows: bool) -> None:
     assert not torch.equal(eager["k_cache"], x["k_cache"])
 
 
+def test_rotated_rope_parts_compile() -> None:
+    x = problem(True) | {"k_rope": torch.randn(4, 2, 6), "k_rope_cache": torch.zeros(3, 4, 2, 6)}
+    x |= {"rotary_cos": torch.randn(9, 2), "rotary_sin": torch.randn(9, 2), "positions": torch.tensor([8, 0, 3, 5]).int()}
+    eager, compiled = copied(x), copied(x)
+    libflash.cache_write(**eager)
+    torch.compile(lambda x: libflash.torch.cache_write(**x), fullgraph=True, backend="aot_eager")(compiled)
+    for name, value in eager.items():
+        assert torch.equal(compiled[name], value), name
+    assert not torch.equal(eager["k_rope_cache"].flatten(0, 1)[9, :, :4], x["k_rope"][0, :, :4])
+    assert torch.equal(eager["k_rope_cache"].flatten(0, 1)[9, :, 4:], x["k_rope"][0, :, 4:])
+
+
 def test_a_graph_writes_before_it_reads() -> None:
     """Functionalization orders the write and a decode of the same cache."""
 

@@ -15,8 +15,11 @@ namespace {
 struct Rotary {
     const TensorView &cos, &sin;
     bool interleaved;
+    int64_t begin;  // the first rotated channel: that of the rope part, if keys have one
     template <class Problem>
-    explicit Rotary(const Problem& p) : cos(p.rotary_cos), sin(p.rotary_sin), interleaved(p.rotary_interleaved) {}
+    explicit Rotary(const Problem& p)
+        : cos(p.rotary_cos), sin(p.rotary_sin), interleaved(p.rotary_interleaved),
+          begin(p.cache.k_rope.present ? p.cache.k.shape[3] : 0) {}
 
     int64_t channels() const { return cos.present ? 2 * cos.shape[1] : 0; }
     void rotate(int64_t position, double* row) const {
@@ -33,8 +36,8 @@ struct Rotary {
     }
 };
 
-// Copies a row of `channels` channels. The channels of the rotary embedding are rotated by the angles of `position` and rounded
-// to T. `from` and `to` may be the same row.
+// Copies a row of `channels` channels. The first channels, those of the rotary embedding, are rotated by the angles of `position`
+// and rounded to T. `from` and `to` may be the same row.
 template <class T>
 void rotate_row(const Rotary& rotary, const T* from, int64_t channels, int64_t position, T* to) {
     double row[kMostDecodeChannels];
@@ -50,7 +53,9 @@ void rotate_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h,
     const RowStrides at = row_strides(problem.q);
     const int64_t position = problem.rotary_position(b, i), row = problem.q_rows.start(b) + i;
     const T* from = static_cast<const T*>(problem.q.data) + b * at.batch + row * at.row + h * at.head;
-    rotate_row(Rotary(problem), from, problem.head_dim, position, to);
+    const Rotary rotary(problem);
+    for (int64_t c = 0; c < rotary.begin; ++c) to[c] = from[c];
+    rotate_row(rotary, from + rotary.begin, problem.head_dim - rotary.begin, position, to + rotary.begin);
 }
 
 // One new row: its index in the tensors of new rows, its place in the cache, and its position for the rotary embedding.
@@ -72,14 +77,17 @@ void write_row(const Problem& problem, const NewRow& row, int64_t h) {
         write_cached(values, tensor.shape[3], scale, scales_of(scale, row.batch, row.at, h),
                      static_cast<C*>(tensor.data) + offset_of(tensor, row.at, h));
     };
-    T k[kMostDecodeChannels];
-    rotate_row(Rotary(problem), from(problem.k_new), cache.k.shape[3], row.position, k);
-    write(k, cache.k, cache.k_scale);
+    const Rotary rotary(problem);
     if (problem.v_new.present) write(from(problem.v_new), cache.v, cache.v_scale);
-    if (!cache.k_rope.present) return;
-    const T* rope = from(problem.k_rope_new);
-    T* rope_to = static_cast<T*>(cache.k_rope.data) + offset_of(cache.k_rope, row.at, h);
-    for (int64_t c = 0; c < cache.rope_dim(); ++c) rope_to[c] = rope[c];
+    if (cache.k_rope.present) {
+        write(from(problem.k_new), cache.k, cache.k_scale);
+        T* const to = static_cast<T*>(cache.k_rope.data) + offset_of(cache.k_rope, row.at, h);
+        rotate_row(rotary, from(problem.k_rope_new), cache.rope_dim(), row.position, to);
+        return;
+    }
+    T k[kMostDecodeChannels];
+    rotate_row(rotary, from(problem.k_new), cache.k.shape[3], row.position, k);
+    write(k, cache.k, cache.k_scale);
 }
 
 // Calls body with null pointers of T, the type of the new rows, and of C, the type of the cache.

@@ -8,12 +8,6 @@ namespace libflash {
 
 namespace {
 
-// Whether the call requests a rotation although it has k_rope_cache, whose keys are rotated before the call.
-bool rotates_beside_rope(const KernelQuery& query) {
-    const auto both = [](const auto* problem) { return problem && problem->cache.k_rope.present && problem->rotary_cos.present; };
-    return both(query.decode) || both(query.cache_write);
-}
-
 bool accepts_cpu(const KernelEntry& kernel, const KernelQuery& query, std::string* why) {
     if (query.device.is_cuda())
         return reject(why, "backend: a CPU kernel needs tensors on the CPU (they are on ", query.device, ")");
@@ -23,8 +17,6 @@ bool accepts_cpu(const KernelEntry& kernel, const KernelQuery& query, std::strin
         return reject(why, "head_dim: must be at most ", most, " on the CPU (", query.head_dim, ")");
     if ((kernel.cpu || query.cache_write) && query.head_dim_v > most)
         return reject(why, "head_dim_v: must be at most ", most, " on the CPU (", query.head_dim_v, ")");
-    if (rotates_beside_rope(query))
-        return reject(why, "rotary_cos: cannot be given together with k_rope_cache, whose keys are rotated already");
     return kernel.supported_by_processor || reject(why, "kernel: this processor lacks the instructions");
 }
 
@@ -95,8 +87,6 @@ bool accepts_cuda(const KernelEntry& kernel, const KernelQuery& query, std::stri
                       device.shared_memory_bytes, ")");
     }
     if (!accepts_dtype_and_head_dims(kernel, query, why)) return false;
-    if (query.cache_write && rotates_beside_rope(query))
-        return reject(why, "rotary_cos: cannot be given together with k_rope_cache, whose keys are rotated already");
     if (query.decode) return architecture.supports_decode(kernel.cuda->config, *query.decode, why);
     if (query.tangent) return architecture.supports_tangent(kernel.cuda->config, *query.tangent, why);
     return !query.attention || architecture.supports(kernel.cuda->config, *query.attention, why);

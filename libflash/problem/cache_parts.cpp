@@ -32,15 +32,20 @@ void check_rotary_given(const TensorView& cos, const TensorView& sin) {
             "it is missing");
 }
 
-void check_rotary_tables(const TensorView& cos, const TensorView& sin, int64_t head_dim, DType of_rows, const Device& device) {
+void check_rotary_tables(const TensorView& cos, const TensorView& sin, const KvCache& cache, DType of_rows,
+                         const Device& device) {
     for (const auto& [view, name] : {std::pair(&cos, "rotary_cos"), std::pair(&sin, "rotary_sin")}) {
         check_device(*view, name, device);
         check_float32_or(*view, name, of_rows);
     }
     check_ndim(cos, "rotary_cos", 2, "(positions, channels / 2)");
-    const int64_t pairs = cos.shape[1];
-    if (pairs < 1 || 2 * pairs > head_dim) {
-        invalid("rotary_cos", "must rotate at least 2 channels and at most head_dim", 2 * pairs, " of ", head_dim);
+    const int64_t pairs = cos.shape[1], channels = cache.k_rope.present ? cache.rope_dim() : cache.k.shape[3];
+    if (pairs < 1 || pairs > channels / 2) {
+        if (cache.k_rope.present) {
+            invalid("rotary_cos", "must rotate at least 2 channels and at most those of k_rope_cache", 2 * pairs, " of ",
+                    channels);
+        }
+        invalid("rotary_cos", "must rotate at least 2 channels and at most head_dim", 2 * pairs, " of ", channels);
     }
     check_shape(sin, "rotary_sin", {cos.shape[0], pairs}, "that of rotary_cos");
     check_dtype(sin, "rotary_sin", cos.dtype);

@@ -15,7 +15,7 @@ void check_scale_given(const KvCache& cache, const CacheScale& scale, const char
 
 // Checks that both tables are given or none.
 void check_rotary_given(const TensorView& cos, const TensorView& sin);
-// Checks the tables for rows of `head_dim` channels.
-void check_rotary_tables(const TensorView& cos, const TensorView& sin, int64_t head_dim, DType of_rows, const Device& device);
+// Checks the tables for keys of the cache, of which the rope part is rotated if there is one.
+void check_rotary_tables(const TensorView& cos, const TensorView& sin, const KvCache& cache, DType of_rows, const Device& device);
 
 }  // namespace libflash

@@ -159,7 +159,7 @@ CacheWriteProblem make_cache_write_problem(const flash_tensor_t* k_new, const fl
         check_part(problem, problem.cache.k_rope, "k_rope_cache", problem.k_rope_new, "k_rope_new");
     }
     if (problem.rotary_cos.present) {
-        check_rotary_tables(problem.rotary_cos, problem.rotary_sin, problem.cache.k.shape[3], problem.dtype, problem.device);
+        check_rotary_tables(problem.rotary_cos, problem.rotary_sin, problem.cache, problem.dtype, problem.device);
     }
     if (tensors.positions.present) build_positions(problem, tensors.positions);
     if (reader.may_read_data(problem.device)) check_slot_contents(problem);

@@ -398,7 +398,7 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
     build_appended(problem, tensors);
     build_scales(problem, tensors);
     if (problem.rotary_cos.present) {
-        check_rotary_tables(problem.rotary_cos, problem.rotary_sin, problem.head_dim, problem.dtype, problem.device);
+        check_rotary_tables(problem.rotary_cos, problem.rotary_sin, problem.cache, problem.dtype, problem.device);
     }
     if (tensors.positions.present) build_positions(problem, tensors.positions);
     if (tensors.tree.present) build_tree(problem, tensors.tree, tensors.cu_tree);

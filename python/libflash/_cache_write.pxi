@@ -20,7 +20,7 @@ def cache_write(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None, k_
     k_scale, v_scale : as in decode(), but not for each sequence
         Those for the rows of the cache are computed and written.
     k_rope_cache, k_rope : as in decode(); k_rope (total, heads_k, channels of k_rope_cache)
-    rotary_cos, rotary_sin, rotary_interleaved : as in decode(), for k
+    rotary_cos, rotary_sin, rotary_interleaved : as in decode(), for k, or for k_rope if it is given
     positions : (total,) int32 (int64 on the CPU: converted)
         The position of each row; required with rotary_cos, and refused without.
     cache_dtype : "e4m3" or "e5m2", what the elements of caches of uint8 are

@@ -184,9 +184,8 @@ def rows_of_table(block_table: Array, cache_batch_idx: Array) -> Array:
 def with_qv(
     q: Array, k_cache: Array, v_cache: Array, qv: Array, options: dict[str, Any]
 ) -> tuple[Array, Array, None, dict[str, Any]]:
-    """The arguments of libflash.decode for scores q k + qv v: the keys are the channels of v followed by those of k."""
-    if options.get("rotary_cos") is not None:
-        raise UnsupportedError("rotary_cos is not supported together with qv; rotate q and k before the call")
+    """The arguments of libflash.decode for scores q k + qv v: the keys are the channels of v followed by those of k, which the
+    rotary embedding rotates."""
     if options.get("k_scale") is not None:
         raise UnsupportedError("k_descale is not supported together with qv: k_cache has q's type")
     if qv.ndim != q.ndim or qv.shape[:-1] != q.shape[:-1] or qv.shape[-1] != v_cache.shape[-1]:

@@ -289,6 +289,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     rotary_cos, rotary_sin : (positions, rotary_dim / 2), float32 or q's type
         Rotate the first rotary_dim channels of q and of the new k by the angles of their position: cache_seqlens[b] + i, or
         q_positions. Without a causal rule, window, tree_mask or q_positions all query rows have position cache_seqlens[b].
+        With k_rope_cache: the first rotary_dim channels of k_rope, and of the channels of q that belong to it.
     rotary_interleaved : bool
         Channels are paired (0, 1), (2, 3), ...; otherwise (0, r/2), (1, r/2 + 1), ...
     causal : bool, window_size : (left, right)

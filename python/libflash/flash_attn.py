@@ -323,8 +323,8 @@ def flash_attn_with_kvcache(
     max_seqlen_q is not needed. learnable_sink, (heads,), is also called s_aux, and block_table page_table.
 
     qv, of q's shape with the channels of v_cache: the scores are q k + qv v, as in multi-head latent attention, where v_cache has
-    the latent vectors and k_cache the rope parts of keys. qv excludes rotary_cos, and with qv only v_cache may have 8 bits. On
-    CUDA both caches together have at most 576 channels, v_cache at most 512, and k_cache beside 8 bits at most 144.
+    the latent vectors and k_cache the rope parts of keys. rotary_cos rotates q and k, not qv. With qv only v_cache may have 8
+    bits. On CUDA both caches together have at most 576 channels, v_cache at most 512, and k_cache beside 8 bits at most 144.
 
     Returns
     -------

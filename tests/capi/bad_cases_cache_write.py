@@ -117,9 +117,9 @@ CASES = [
     ),
     Bad(
         "rope-and-rotary", WRITE,
-        both(*(with_tensor(name, lambda: floats(20, 3)) for name in ("rotary_cos", "rotary_sin")),
+        both(*(with_tensor(name, lambda: floats(20, 2)) for name in ("rotary_cos", "rotary_sin")),
              with_tensor("positions", lambda: ints(0, 1, 2, 3))),
-        "rotary_cos", "cannot be given together with k_rope_cache", "", abi.UNSUPPORTED, base="rope",
+        "rotary_cos", "must rotate at least 2 channels and at most those of k_rope_cache", "4 of 3", base="rope",
     ),
     Bad("positions-type", WRITE, with_tensor("positions", lambda: floats(4)), "positions", "dtype must be int32",
         "it is float32"),

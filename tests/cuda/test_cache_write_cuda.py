@@ -100,10 +100,15 @@ def test_numbers_of_rows(count: int) -> None:
     assert (given.cpu().numpy() == wanted).all()
 
 
-def test_rope_parts_and_keys_alone() -> None:
+@pytest.mark.parametrize("rotary", ROTARY)
+def test_rope_parts_and_keys_alone(rotary: str) -> None:
+    """A rotary embedding rotates the rope part alone."""
     x: dict[str, Any] = {"k": random(3, 1, 512, seed=1).astype(BFLOAT16), "v": None, "v_cache": None}
     x |= {"k_rope": random(3, 1, 64, seed=2).astype(BFLOAT16), "k_rope_cache": np.zeros((2, 4, 1, 64), BFLOAT16)}
     x |= {"k_cache": np.zeros((2, 4, 1, 512), CODES["e4m3"]), "k_scale": np.zeros((2, 4, 1, 4), np.float32)}
+    if rotary != "none":
+        x |= {"rotary_cos": random(20, 20, seed=6), "rotary_sin": random(20, 20, seed=7)}
+        x |= {"positions": np.array([3, 9, 19], np.int32), "rotary_interleaved": rotary == "interleaved"}
     check_write(x | {"slots": np.array([6, 8, 1])})
 
 

@@ -37,3 +37,25 @@ def test_with_kvcache_and_qv(dtype: torch.dtype, codes: bool, rope: int, latent:
     wanted = torch.einsum("bhqk,bkgd->bqhd", (scores * (rope + latent) ** -0.5).softmax(-1), values)
     limit = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 5e-6}[dtype]
     torch.testing.assert_close(got.double(), wanted, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rotary_embedding_beside_qv(dtype: torch.dtype, interleaved: bool) -> None:
+    """One call rotates q and k and appends to both caches, as the CPU does."""
+    rows = {name: torch.randn(2, 3, heads, n, dtype=dtype) for name, heads, n in (("q", 16, 64), ("k", 1, 64), ("v", 1, 512))}
+    rows["qv"] = torch.randn(2, 3, 16, 512, dtype=dtype)
+    rows |= {name: torch.randn(2, 300, 1, n, dtype=dtype) for name, n in (("k_cache", 64), ("v_cache", 512))}
+    angles = torch.arange(300)[:, None] * 0.1 ** torch.linspace(0, 3, 32)
+    rows |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    rows["cache_seqlens"] = torch.tensor([297, 77], dtype=torch.int32)
+    made = []
+    for device in ("cpu", "cuda"):
+        given = {name: x.clone().to(device) for name, x in rows.items()}
+        out = flash_attn.flash_attn_with_kvcache(**given, causal=True, rotary_interleaved=interleaved)
+        made.append([x.cpu() for x in (given["k_cache"], given["v_cache"], out)])
+    for got, wanted in zip(made[1][:2], made[0][:2], strict=True):
+        assert torch.equal(got, wanted)
+    assert not torch.equal(made[1][0], rows["k_cache"])
+    limit = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 5e-6}[dtype]
+    torch.testing.assert_close(made[1][2], made[0][2], rtol=limit, atol=limit)

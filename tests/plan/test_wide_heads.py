@@ -217,6 +217,24 @@ def test_codes_beside_rope_parts(lib: c.CDLL, page: int, dtype: int, heads: int,
         assert plan["launch"][0].startswith(f"attention: {4 * -(-heads // 16)} ")
 
 
+@pytest.mark.parametrize("device", ["H200", "A100", "L40S"])
+@pytest.mark.parametrize("dtype", [abi.E4M3, abi.BFLOAT16])
+def test_rotated_rope_parts(lib: c.CDLL, dtype: int, device: str) -> None:
+    """One kernel appends the latent part and the rotated rope part, the next one rotates queries, and attention does neither."""
+    latent, view = (tensor(512, 64, 1, 512, dtype=dtype, address=ADDRESS) for _ in range(2))
+    parts = {"k_rope_cache": tensor(512, 64, 1, 64, address=4 * ADDRESS)}
+    parts |= {"k_new": tensor(4, 1, 1, 512, address=5 * ADDRESS), "k_rope_new": tensor(4, 1, 1, 64, address=6 * ADDRESS)}
+    turned = dict.fromkeys(("rotary_cos", "rotary_sin"), tensor(8192, 32, dtype=abi.FLOAT32))
+    arrays, options = (tensor(4, 1, 16, 576), latent, view), mla_options() | parts | turned
+    plan = plan_lines(lib, device, "decode", arrays, **options)
+    assert plan["kernel"][0].startswith("decode_sm80_bf16_d576x512,")
+    steps = [line.partition(":")[0] for line in plan["launch"]]
+    assert sorted(steps[:2]) == ["append", "append codes"]
+    assert steps[2] == "attention"
+    lib.describe(*DEVICES[device])
+    assert "rotary embedding of 64 channels" in explain(lib, "decode", arrays, **options)
+
+
 def test_codes_have_the_splits_of_their_values(lib: c.CDLL) -> None:
     scale = tensor(2, dtype=abi.FLOAT32)
     for flags in (0, abi.INVARIANT_ROWS):

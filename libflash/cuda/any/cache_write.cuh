@@ -25,12 +25,13 @@ __device__ __forceinline__ void write_part(const CacheWriteParams& p, int64_t ro
         void* const at = cached_address<T>(to.data, block * to.batch + in_block * to.row + head * to.head, code);
         write_cached_row(made, channels, scale, scale_address(scale, 0, block, in_block, head), code, at, lane);
     };
+    const RotaryParams* const rotary = p.rotary.cos ? &p.rotary : nullptr;
     if (part == 0) {
-        write(p.k_new, p.k, p.channels, p.k_scale, p.code, p.rotary.cos ? &p.rotary : nullptr);
+        write(p.k_new, p.k, p.channels, p.k_scale, p.code, p.rope.data ? nullptr : rotary);
     } else if (part == 1 && p.v.data) {
         write(p.v_new, p.v, p.channels_v, p.v_scale, p.code, nullptr);
     } else {
-        write(p.rope_new, p.rope, p.channels_rope, CacheScaleParams{}, CodeType::none, nullptr);
+        write(p.rope_new, p.rope, p.channels_rope, CacheScaleParams{}, CodeType::none, rotary);
     }
 }
 

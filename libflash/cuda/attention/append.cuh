@@ -44,8 +44,7 @@ struct Append {
         if (first < channels) to[first] = two.x;
         if (second < channels) to[second] = two.y;
     }
-    // Of a query or a key. Both have head_dim channels: sm80/append_codes.cuh writes keys whose last channels are in
-    // k_rope_cache.
+    // Of a key, which has head_dim channels: sm80/append_codes.cuh writes keys whose last channels are in k_rope_cache.
     __device__ __forceinline__ Two load(const T* from, int slot) const {
         return load(from, first(slot), second(slot), params.head_dim);
     }
@@ -73,10 +72,10 @@ struct Append {
 
     static __device__ __forceinline__ T narrow(double x) { return round_once<T>(x); }
 
-    __device__ __forceinline__ void rotate_row(const T* from, T* to, int slot, int position) const {
-        Two two = load(from, slot);
+    __device__ __forceinline__ void rotate_row(const T* from, T* to, int channels, int slot, int position) const {
+        Two two = load(from, first(slot), second(slot), channels);
         if (is_pair(slot)) rotate(two, angle(slot, position));
-        store(two, to, slot);
+        store(two, to, first(slot), second(slot), channels);
     }
 
     static __device__ __forceinline__ T* row_of(const RowsParams& rows, int batch, int row, int head) {
@@ -89,8 +88,12 @@ struct Append {
     }
     // `row`: the row in the batch entry or the packed tensor.
     __device__ __forceinline__ void rotate_query(int batch, int row, int head, int slot, int position) const {
-        const AppendParams& append = params.append;
-        rotate_row(row_of(append.q, batch, row, head), row_of(append.rotated_q, batch, row, head), slot, position);
+        const T* const from = row_of(params.append.q, batch, row, head);
+        T* const to = row_of(params.append.rotated_q, batch, row, head);
+        // With k_rope_cache the rotated channels begin after those of k_cache, an even number.
+        const int begin = params.rope.channels > 0 ? params.k_channels : 0;
+        if (2 * slot < begin) return store(load(from, 2 * slot, 2 * slot + 1, begin), to, 2 * slot, 2 * slot + 1, begin);
+        rotate_row(from + begin, to + begin, params.head_dim - begin, slot - begin / 2, position);
     }
 
     // Where the values are a view of the keys, v_new has no data: writing the keys writes the values.
@@ -99,7 +102,7 @@ struct Append {
         const KeyLocation location = row.location(params);
         if (static_cast<uint32_t>(location.page) >= static_cast<uint32_t>(cache.pages)) return;
         rotate_row(row_of(params.append.k_new, row.batch, row.in_tensor, head),
-                   row_of(cache.k, location.page, location.row, head), slot, row.position);
+                   row_of(cache.k, location.page, location.row, head), params.head_dim, slot, row.position);
         if (params.append.v_new.data)
             store_value(load_value(row_of(params.append.v_new, row.batch, row.in_tensor, head), slot),
                         row_of(cache.v, location.page, location.row, head), slot);

@@ -1,7 +1,7 @@
 // The append kernel of decode for caches of 8-bit codes, with scales, or with k_rope_cache: a warp writes one head of a new key,
-// of a new value, or of the last channels of a new key (k_rope_cache). The rotary embedding and rounding to the type of the
-// queries come first; then keys and values are written as codes or divided by their scale. Scales that belong to rows are
-// computed and written. The kernel of append.cuh rotates the queries.
+// of a new value, or of the last channels of a new key (k_rope_cache), which are the rotated ones then. The rotary embedding and
+// rounding to the type of the queries come first; then keys and values are written as codes or divided by their scale. Scales of
+// rows are computed and written. The kernel of append.cuh rotates the queries.
 #pragma once
 
 #include "cuda/attention/appended_key.cuh"
@@ -30,11 +30,12 @@ __device__ __forceinline__ void append_part(const DecodeParams& params, const Ap
     if (static_cast<uint32_t>(location.page) >= static_cast<uint32_t>(cache.pages)) return;
     const T* const values =
         static_cast<const T*>(from.data) + row.batch * from.batch + row.in_tensor * from.row + head * from.head;
-    const NewCacheRow<T, AppendParams> made{values, part == 0 && append.cos ? &append : nullptr, row.position};
+    const int rotated = params.rope.channels > 0 ? 2 : 0;  // part
+    const NewCacheRow<T, AppendParams> made{values, part == rotated && append.cos ? &append : nullptr, row.position};
     const int64_t offset = location.page * to.batch + location.row * to.row + head * to.head;
     if (part == 2) {
         T* const at = static_cast<T*>(to.data) + offset;
-        for (int c = lane; c < params.rope.channels; c += 32) at[c] = values[c];
+        for (int c = lane; c < params.rope.channels; c += 32) at[c] = made.at(c);
         return;
     }
     const int channels = part == 0 ? params.k_channels : params.head_dim_v;

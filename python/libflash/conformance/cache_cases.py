@@ -168,4 +168,28 @@ def quick() -> list[CacheCase]:
             CacheCase(base, None, "none", rope_dim=32, head_dim_v=64),
             CacheCase(base, None, "none", head_dim_v=64),
         ]
+    return found + rotating()
+
+
+@cache
+def rotating() -> list[CacheCase]:
+    """A rotary embedding of rope parts: of all their channels or some, with either pairing, with and without new keys."""
+    rows, found = PACKED["seqlen_q"], []
+    for i, more in enumerate((
+        {"append": 2, "rotary": 32}, {"append": 1, "seqlen_q": 1, "page_size": 7, "rotary": 16}, {"rotary": 32, "causal": False},
+        {"append": 3, "seqlen_q": 2, "causal": False, "batch_idx": True, "rotary": 8, "heads_q": 3},
+        {"append": 4, "seqlen_q": 4, "window_size": (30, 0), "leftpad": (0, 1, 5, 64, 16, 100), "rotary": 24},
+        {**PACKED, "append": rows, "page_size": 16, "rotary": 2}, {**PACKED, "append": (3, 0, 2, 0, 70, 1), "rotary": 32},
+        {**PACKED, "append": rows, "positions": True, "rotary": 16}, {"seqlen_q": 5, "positions": True, "rotary": 30},
+        {"seqlen_q": 4, "tree": True, "append": 4, "rotary": 32, "heads_q": 2, "heads_k": 2},
+        {**PACKED, "append": rows, "tree": True, "positions": True, "page_size": 7, "rotary": 32},
+    )):  # fmt: skip
+        for j, rest in enumerate((
+            {"codes": "e4m3", "scale": "groups", "head_dim_v": 64}, {"codes": "int8", "scale": "rows", "head_dim_v": 64},
+            {"codes": "e5m2", "scale": "sequences"}, {"codes": None, "scale": "none", "head_dim_v": 64},
+            {"codes": None, "scale": "heads"},
+        )):  # fmt: skip
+            name, halves = f"cache-mla-rotary{i}", (i + j) % 2 == 1
+            base = DecodeCase(name, ("bf16", "fp16", "fp32")[(i + j) % 3], **(MLA | more), rotary_interleaved=not halves)
+            found.append(CacheCase(base, rope_dim=32, **rest))
     return found

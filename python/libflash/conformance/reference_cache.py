@@ -5,8 +5,8 @@ Codes are float8_e4m3fn, float8_e5m2 or int8, or numbers of q's type. The shape 
 values by scales of one or two dimensions. It computes and writes scales of three or four dimensions: the largest magnitude of a
 row or group, divided by the largest code.
 
-`k_rope_cache` has the last channels of the keys in q's type. Without `v_cache`, the values are the first `head_dim_v` channels of
-`k_cache`, with its scales unless `v_scale` is given.
+`k_rope_cache` has the last channels of the keys in q's type; a rotary embedding rotates these channels of q and of new keys.
+Without `v_cache`, the values are the first `head_dim_v` channels of `k_cache`, with its scales unless `v_scale` is given.
 """
 
 from __future__ import annotations
@@ -137,14 +137,16 @@ def cache_write(
     here = np.flatnonzero((slots >= 0) & (slots < k_cache.shape[0] * k_cache.shape[1]))
     block, row = np.divmod(np.asarray(slots)[here].astype(np.int64), k_cache.shape[1])
     none = np.zeros(len(here), np.int64)  # a slot does not name a sequence
-    k = k[here]
+    rotated = k if k_rope is None else k_rope
     if rotary_cos is not None:
-        k = rotate(k, positions[here], rotary_cos, rotary_sin, rotary_interleaved).astype(k.dtype)
-    store(made.k_cache, made.k_scale, k, none, block, row)
+        turned = rotate(rotated[here], positions[here], rotary_cos, rotary_sin, rotary_interleaved).astype(k.dtype)
+    else:
+        turned = rotated[here]
+    store(made.k_cache, made.k_scale, turned if k_rope is None else k[here], none, block, row)
     if v is not None:
         store(made.v_cache, made.v_scale, v[here], none, block, row)
     if k_rope is not None:
-        store(made.k_rope_cache, None, k_rope[here], none, block, row)
+        store(made.k_rope_cache, None, turned, none, block, row)
     return made
 
 
@@ -171,13 +173,18 @@ def gather_codes(
     """gather() for caches of codes. It calls gather() to find where new rows are written, and which rows each sequence sees."""
     caches = [None if x is None else x.copy() for x in (k_cache, v_cache, k_rope_cache, k_scale, v_scale)]
     k_cache, v_cache, k_rope_cache, k_scale, v_scale = caches
-    rotated = new_rows(q, k_cache, k, options)
     plain = {name: x for name, x in options.items() if not name.startswith("rotary_")}
+    rotated = new_rows(q, k_cache, k, options if k_rope_cache is None else plain)
     if k is not None:
         append(k_cache, k_scale, rotated)
-        for rows, cache, scale in ((v, v_cache, v_scale), (k_rope, k_rope_cache, None)):
-            if rows is not None:
-                append(cache, scale, new_rows(q, cache, rows, plain))
+        if v is not None:
+            append(v_cache, v_scale, new_rows(q, v_cache, v, plain))
+    if k_rope_cache is not None:
+        channels = k_cache.shape[3]
+        rope = new_rows(q[..., channels:], k_rope_cache, k_rope, options)
+        rotated.q[..., channels:] = rope.q
+        if k is not None:
+            append(k_rope_cache, None, rope)
     plain["cache_seqlens"] = rotated.options["seqused_k"]
     if v_cache is None:
         v_scale = scale_of_view(k_scale, k_cache.shape[3], head_dim_v) if v_scale is None else v_scale

@@ -1,6 +1,6 @@
 // Runs the kernel of cache_write on the host and compares caches and scales, bit for bit, with what cpu/quantize.h stores: all
-// types of caches, all shapes of scales, all rotary embeddings. Some rows hold zeros, infinities and NaN; some slots are outside
-// of the cache. Prints a line per case; exit code 0 means that all are right.
+// types of caches, all shapes of scales, all rotary embeddings, with and without rope parts. Some rows hold zeros, infinities and
+// NaN; some slots are outside of the cache. Prints a line per case; exit code 0 means that all are right.
 #include "emulation.h"
 
 #include <cstdio>
@@ -21,7 +21,7 @@ using T =
     std::conditional_t<kType == KernelType::f16_, __half, std::conditional_t<kType == KernelType::bf16_, __nv_bfloat16, float>>;
 using H = std::conditional_t<kType == KernelType::f16_, cpu::half,
                              std::conditional_t<kType == KernelType::bf16_, cpu::bfloat16, float>>;
-constexpr int kRows = 9, kHeads = 2, kDim = 40, kDimV = 24, kRope = 6, kCacheBlocks = 3, kBlockRows = 4;
+constexpr int kRows = 9, kHeads = 2, kDim = 40, kDimV = 24, kRope = 20, kCacheBlocks = 3, kBlockRows = 4;
 constexpr int kPositions = 16, kPairs = 9;
 constexpr int64_t kSlots[kRows] = {7, -1, 0, 12, 11, 3, int64_t{1} << 40, 5, 2};
 
@@ -107,7 +107,8 @@ void rotate(H* row, const std::vector<float>& cos, const std::vector<float>& sin
     }
 }
 
-bool run(CodeType code, Scales kind, Rotary rotary) {
+// `parts`: whether the keys have a rope part, which is then rotated.
+bool run(CodeType code, Scales kind, Rotary rotary, bool parts) {
     std::vector<H> k = random_rows(kDim), v = random_rows(kDimV), rope = random_rows(kRope);
     Cache keys(kDim, code, kind), values(kDimV, code, kind), ropes(kRope, CodeType::none, Scales::none);
     std::vector<float> cos, sin;
@@ -118,13 +119,14 @@ bool run(CodeType code, Scales kind, Rotary rotary) {
         return RowsParams{x.data(), 0, int64_t{kHeads} * channels, channels};
     };
     CacheWriteParams p{};
-    p.k_new = rows(k, kDim), p.v_new = rows(v, kDimV), p.rope_new = rows(rope, kRope);
-    p.k = keys.params(), p.v = values.params(), p.rope = ropes.params();
+    p.k_new = rows(k, kDim), p.v_new = rows(v, kDimV);
+    p.k = keys.params(), p.v = values.params();
+    if (parts) p.rope_new = rows(rope, kRope), p.rope = ropes.params();
     p.k_scale = keys.scale, p.v_scale = values.scale;
     if (rotary != Rotary::none)
         p.rotary = {cos.data(), sin.data(), kPairs, kPairs, kPositions, kPairs, rotary == Rotary::interleaved, true};
     p.slots = kSlots, p.wide_slots = true, p.positions = positions.data();
-    p.rows = kRows, p.cache_blocks = kCacheBlocks, p.cache_block_rows = kBlockRows, p.heads = kHeads, p.parts = 3;
+    p.rows = kRows, p.cache_blocks = kCacheBlocks, p.cache_block_rows = kBlockRows, p.heads = kHeads, p.parts = 2 + parts;
     p.channels = kDim, p.channels_v = kDimV, p.channels_rope = kRope, p.code = code;
     CacheWritePlan plan;
     plan.rows_type = kType;
@@ -134,18 +136,19 @@ bool run(CodeType code, Scales kind, Rotary rotary) {
         if (kSlots[i] < 0 || kSlots[i] >= kCacheBlocks * kBlockRows) continue;
         for (int h = 0; h < kHeads; ++h) {
             const size_t row = size_t(i) * kHeads + h;
-            std::vector<H> turned(&k[row * kDim], &k[row * kDim] + kDim);
+            std::vector<H> key(&k[row * kDim], &k[row * kDim] + kDim), own(&rope[row * kRope], &rope[row * kRope] + kRope);
+            std::vector<H>& turned = parts ? own : key;
             if (rotary != Rotary::none)
                 rotate(turned.data(), cos, sin, std::min(positions[i], kPositions - 1), rotary == Rotary::interleaved);
-            keys.write(code, turned.data(), kSlots[i], h);
+            keys.write(code, key.data(), kSlots[i], h);
             values.write(code, &v[row * kDimV], kSlots[i], h);
-            ropes.write(CodeType::none, &rope[row * kRope], kSlots[i], h);
+            if (parts) ropes.write(CodeType::none, own.data(), kSlots[i], h);
         }
     }
     const int wrong = keys.wrong(code) + values.wrong(code) + ropes.wrong(CodeType::none);
     const bool changed = keys.got != Cache(kDim, code, kind).got;
-    std::printf("%s code %d scales %d rotary %d: %d wrong\n", wrong == 0 && changed ? "ok" : "WRONG", int(code), int(kind),
-                int(rotary), wrong);
+    std::printf("%s code %d scales %d rotary %d parts %d: %d wrong\n", wrong == 0 && changed ? "ok" : "WRONG", int(code),
+                int(kind), int(rotary), int(parts), wrong);
     return wrong == 0 && changed;
 }
 
@@ -174,7 +177,8 @@ int main() {
     for (const CodeType code : {CodeType::none, CodeType::e4m3, CodeType::e5m2, CodeType::int8})
         for (const Scales kind : {Scales::none, Scales::heads, Scales::rows, Scales::groups}) {
             if (code == CodeType::none && kind > Scales::heads) continue;  // scales of rows need codes
-            for (const Rotary rotary : {Rotary::none, Rotary::halves, Rotary::interleaved}) good &= run(code, kind, rotary);
+            for (const Rotary rotary : {Rotary::none, Rotary::halves, Rotary::interleaved})
+                for (const bool parts : {false, true}) good &= run(code, kind, rotary, parts);
         }
     return good ? 0 : 1;
 }

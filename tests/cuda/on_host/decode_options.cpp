@@ -211,8 +211,10 @@ struct Problem {
         p.k_new = rows_of(new_k, k_channels);
         if (!c.v_in_k) p.v_new = rows_of(new_v, dim_v);
         if (c.rope) p.k_rope_new = rows_of(new_rope, c.rope);
-        p.rotary_cos = view(cos.data(), DType::f32, {kPositions, kDim / 4}), p.rotary_sin = p.rotary_cos;
-        p.rotary_sin.data = sin.data();
+        // Of rope parts all channels with one pairing and half of them with the other.
+        const int64_t pairs = c.rope ? c.rope / (c.late ? 2 : 4) : kDim / 4;
+        p.rotary_cos = view(cos.data(), DType::f32, {kPositions, pairs}), p.rotary_sin = p.rotary_cos;
+        p.rotary_sin.data = sin.data(), p.rotary_interleaved = c.rope && c.late;
     }
 
     // The sums of a row over the keys that it sees in the cache of a shard.
