@@ -57,8 +57,8 @@ struct InvariantSoftmax {
         return quad_sum(sum[r]);
     }
 
-    // Turns the scores of a unit into probabilities. Returns true if the accumulators must be multiplied by `factor`. kRows: 1: the
-    // lane's row 1 does not exist; its scores are not read, and its probabilities are zeros.
+    // Turns the scores of a unit into probabilities. Returns true if the accumulators must be multiplied by `factor`. kRows: 1:
+    // the lane's row 1 does not exist; its scores are not read, and its probabilities are zeros.
     template <int kRows = 2>
     __device__ __forceinline__ bool apply(Scores& s, float scale, bool careful, float (&factor)[2]) {
         const bool raised = careful || (flags & kNeedsMaximum) != 0;

@@ -203,7 +203,7 @@ struct BackwardPart {
     int32_t taken_before;        // what earlier launches added to *BackwardParams::next_work_tile
 };
 
-// Key tiles whose dK and dV several thread blocks compute, each from a range of the query tiles (sm90/backward_split_sums.cuh).
+// Key tiles whose dK and dV several thread blocks compute, each from some of the query tiles (sm90/backward_split_sums.cuh).
 // The work tiles from `first` on are splits of the last key tiles of the schedule; those of a key tile follow each other.
 struct SplitTilesParams {
     int32_t first = INT32_MAX;

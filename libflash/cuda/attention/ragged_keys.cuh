@@ -104,7 +104,7 @@ __device__ __forceinline__ int ragged_tiles(int rows, int tile_rows) {
 
 // The work tile of a thread block. It is in shared memory because registers are scarce.
 struct RaggedWorkTile {
-    int32_t batch, head_k, split, first_row, rows;  // as in Decode::WorkTile
+    int32_t batch, head_k, split, first_row, rows;  // as in Decode::WorkTile; split: for invariant rows the group of segments
     RaggedSequence sequence;
 };
 

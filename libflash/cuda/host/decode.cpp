@@ -127,7 +127,7 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     fill_in_score_options(params, problem);
     params.splits = static_cast<int32_t>(plan.splits);
     params.split_size = static_cast<int32_t>(std::min<int64_t>(plan.split_size, kUnboundedWindow));
-    if (plan.invariant) {  // each split has all keys, of which the kernel computes its segment
+    if (plan.invariant) {  // a thread block gets all keys, and takes the segments of its group
         params.segment = params.split_size;
         params.split_size = kUnboundedWindow;
         params.segment_groups = static_cast<int32_t>(plan.segment_groups);

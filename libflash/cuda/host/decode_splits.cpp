@@ -73,7 +73,7 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
 // Invariant rows: how many thread blocks share the segments of a row. The bits do not depend on it. A thread block loads the keys
 // of the next segment while it computes the last ones of a segment, so several segments for each are faster where there are
 // enough thread blocks; and with all segments in one no other kernel has to fold them. As sequences may have very different
-// lengths, none gets more than kMostKeys.
+// lengths, none gets more than about kMostKeys, or one segment.
 int64_t segment_groups(const DecodeSizes& sizes, int64_t segments) {
     constexpr int64_t kMostKeys = 4096;
     return std::min(segments, std::max(fastest_splits(sizes), ceil_div(sizes.visible_keys(), kMostKeys)));
@@ -144,7 +144,7 @@ DecodeSplits choose_splits(const DecodeSizes& sizes) {
                                                   : request.num_splits;
     const int64_t groups = sizes.has_segments() ? segment_groups(sizes, ranges) : 1;
     if (sizes.has_segments() && groups <= 1) return {1, 1, split_size};
-    if (ranges > kMostBlocks / sizes.launched_blocks()) {
+    if ((sizes.has_segments() ? groups : ranges) > kMostBlocks / sizes.launched_blocks()) {
         refuse(FLASH_STATUS_UNSUPPORTED, requested > 0 ? "split_size" : "num_splits",
                "must leave fewer than 2^31 thread blocks on CUDA",
                text_of(ranges, " ranges of keys for each of ", sizes.unsplit_blocks()));

@@ -66,7 +66,8 @@ public:
     const DecodeTiles tiles;
 
 private:
-    // The number of query tiles that find rows, if all packed sequences have equally many rows. sm80: an upper bound.
+    // The number of query tiles that find rows, if all packed sequences have equally many rows. sm80 without segments: an upper
+    // bound.
     int64_t likely_tiles() const;
 };
 

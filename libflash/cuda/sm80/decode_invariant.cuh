@@ -46,7 +46,7 @@ struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
     // The folded results of the segments that have ended, if the thread block has all segments (params.splits is 1).
     typename Values::Sums folded_o;
     InvariantFold folded[2];
-    int segment = 0;  // the number of the current segment, if the thread block stores segments (params.splits is more than 1)
+    int segment = 0, segment_begin = 0;  // the number and the first key of the current segment
 
     __device__ __forceinline__ InvariantDecode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
         : Base(p, memory, tile) {}
@@ -55,6 +55,8 @@ struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
         if (params.splits > 1) {
             take_segments(range);
             if (range.first >= range.last) return;
+        } else if (range.first < range.last) {
+            begin_segment(segment_of_key(range.last - 1));
         }
         softmax.clear();
 #pragma unroll
@@ -78,8 +80,10 @@ private:
     __device__ __forceinline__ int64_t begin_of(int n) const {
         return params.segment > 0 ? int64_t{n} * params.segment : begin_of_segment(n);
     }
-    // Restricts the range to the segments of group `work_tile.split`. The groups have about equally many keys, and some may have
-    // no segment. Stores that the rows see no key of those segments that are outside of the range.
+    __device__ __forceinline__ void begin_segment(int n) { segment = n, segment_begin = static_cast<int>(begin_of(n)); }
+    // Restricts the range to the segments of group `work_tile.split`. The groups have about equally many keys, up to whole
+    // segments; where segments are longer than that, some groups have none. Stores that the rows see no key of those segments
+    // that are outside of the range.
     __device__ __forceinline__ void take_segments(Range& range) {
         const bool has_keys = range.first < range.last;
         const int groups = params.segment_groups, group = work_tile.split, keys = has_keys ? range.last - range.first : 0;
@@ -90,9 +94,9 @@ private:
             return n == 0 ? first : before >= static_cast<unsigned>(keys) ? end : segment_of_key(range.first + before);
         };
         const int own = first_of_group(group), next = first_of_group(group + 1);
-        segment = next - 1;
         range.first = static_cast<int>(max(begin_of(own), int64_t{range.first}));
         range.last = own < next ? static_cast<int>(min(begin_of(next), int64_t{range.last})) : range.first;
+        if (own < next) begin_segment(next - 1);
 #pragma unroll 1
         for (int n = group; n < params.splits; n += groups) {
             if (n >= first && n < end) continue;
@@ -168,12 +172,8 @@ private:
             }
     }
 
-    // Whether the previous tile was the last one of a segment and the thread block goes on with the next segment.
-    __device__ __forceinline__ bool ended_segment(int first_key, const Range& range) const {
-        const int end = first_key + kTileK;
-        if (end >= range.last) return false;  // the first tile
-        return params.segment > 0 ? end % params.segment == 0 : begins_segment(end);
-    }
+    // Whether the previous tile was the last one of a segment, before which the thread block has another.
+    __device__ __forceinline__ bool ended_segment(int first_key) const { return first_key + kTileK == segment_begin; }
     // Stores the segment that has ended.
     __device__ __forceinline__ void store() {
 #pragma unroll
@@ -182,7 +182,6 @@ private:
             const int row = r * 8 + lane / 4;
             if (row < work_tile.rows) store_segment(work_tile.first_row + row, r, sum);
         }
-        --segment;
         softmax.begin_segment();
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n)
@@ -204,10 +203,13 @@ private:
     }
 
     __device__ __forceinline__ void attend(int stage, int first_key, const Range& range) {
-        if (ended_segment(first_key, range)) params.splits > 1 ? store() : fold();
+        if (ended_segment(first_key)) {
+            params.splits > 1 ? store() : fold();
+            begin_segment(segment - 1);
+        }
         share_scores(stage, first_key, range);
         __syncthreads();  // the scores are complete, and the values that other warps loaded have arrived
-        // With one query row few of the 16 rows exist, and half of the exponentials are not needed.
+        // With at most 8 rows the lane's row 1 does not exist, and half of the exponentials are not needed.
         work_tile.rows <= kDecodeSlab / 2 ? attend_to_scores<1>(stage) : attend_to_scores<2>(stage);
     }
     // kRows: as in InvariantSoftmax::apply().
@@ -287,9 +289,11 @@ __global__ void __launch_bounds__(InvariantDecode<Kernel>::kThreads, InvariantDe
     using Body = InvariantDecode<Kernel>;
     allow_next_kernel();
     wait_for_previous_kernel();
-    // The order of thread blocks: first the tiles of a key head, then the key heads, then the groups of segments.
-    const int head_of_all = divide(blockIdx.x, params.by_tiles), group = divide(head_of_all, params.by_heads);
-    [[maybe_unused]] const int head = head_of_all - group * params.heads_k;  // unused where nvcc compiles for the host
+    // The order of thread blocks: first the tiles of a key head, then the key heads, then the groups of segments. The last
+    // segments come first, because they are longer.
+    const int head_of_all = divide(blockIdx.x, params.by_tiles), from_last = divide(head_of_all, params.by_heads);
+    [[maybe_unused]] const int head = head_of_all - from_last * params.heads_k;  // unused where nvcc compiles for the host
+    const int group = params.segment_groups - 1 - from_last;
     const int index = static_cast<int>(blockIdx.x) - head_of_all * static_cast<int>(params.by_tiles.divisor);
     __shared__ RaggedWorkTile work_tile;
     const auto run_tile = [&](const RaggedTile& tile, const RaggedSequence& sequence) {

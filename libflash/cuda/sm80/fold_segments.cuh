@@ -1,4 +1,4 @@
-// Writes the results of decode_invariant.cuh. Where the segments of a row have separate thread blocks, a last kernel folds them
+// Writes the results of decode_invariant.cuh. Where several thread blocks share the segments of a row, a last kernel folds them
 // from the last to the first, as the prefill kernel of sm90 does. The workspace has the accumulators of each segment and, in
 // place of its LSE, its kept maximum and its row sum.
 #pragma once

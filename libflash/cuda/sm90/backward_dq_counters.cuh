@@ -27,11 +27,7 @@ struct DqTurns {
 
     __device__ __forceinline__ DqTurns(const BackwardParams& params, int in_batch, int in_head, int query_tile, int queries,
                                        int keys)
-        : blocks(params.block_cols),
-          batch(in_batch),
-          head(in_head),
-          tile(query_tile),
-          descending(params.key_schedule.reversed) {
+        : blocks(params.block_cols), batch(in_batch), head(in_head), tile(query_tile), descending(params.key_schedule.reversed) {
         range.init(params.mask, tile, queries, keys);
     }
     __device__ __forceinline__ int first() const { return kBlockMask ? last_below(range.end) : range.end - range.begin; }

@@ -18,7 +18,7 @@ struct BackwardSumBuffers {
     static constexpr int kParts = Traits::kPieceParts, kBuffers = Traits::kSumBuffers;
     static constexpr int kUses = Traits::kPieces * kParts / kBuffers;  // how often a tile uses a buffer
     static_assert(kUses * kBuffers == Traits::kPieces * kParts, "all buffers are used as often");
-    static_assert(kBuffers > 1 || kUses == 1, "a buffer is released when the next one has been added");
+    static_assert(kBuffers > 1 || kUses == 1, "a buffer is released when the next addition has begun");
     static constexpr int kBufferBytes = 4 * Traits::kSumBytes;
 
     __device__ static __forceinline__ int buffer(int piece, int part) { return (piece * kParts + part) % kBuffers; }

@@ -14,7 +14,8 @@ namespace {
 
 // Whether a fixed order begins with the first key tile (README.md).
 bool begins_with_first_key_tile(const BackwardPlan& plan, const AttentionProblem& problem) {
-    return problem.group_size() > 1 && problem.mask_rule.right < MaskRule::kUnbounded &&
+    const int64_t heads = plan.parts.launches > 1 ? plan.parts.heads : problem.group_size();  // of a launch
+    return heads > 1 && problem.mask_rule.right < MaskRule::kUnbounded &&
            plan.instance.number == static_cast<int>(BackwardInstance::plain);
 }
 

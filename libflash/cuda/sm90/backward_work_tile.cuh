@@ -1,5 +1,5 @@
-// A work tile of the sm_90a backward kernel: one key tile of one key head, and the query tiles that see it, or a split: a range
-// of these query tiles.
+// A work tile of the sm_90a backward kernel: one key tile of one key head, and the query tiles that see it, or a split: some of
+// these query tiles.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -93,8 +93,7 @@ private:
         const SplitTilesParams& split_tiles = params.split_tiles;
         if (number < split_tiles.first) return;
         const int all = heads > 1 ? heads : max(0, unordered.end - unordered.begin), split = split_number(split_tiles),
-                  first = divide(all * split, split_tiles.splits),
-                  count = divide(all * split + all, split_tiles.splits) - first;
+                  first = divide(all * split, split_tiles.splits), count = divide(all * split + all, split_tiles.splits) - first;
         if (heads > 1) {
             first_position = range.init(unordered, first_head + first, count, upwards);
         } else {

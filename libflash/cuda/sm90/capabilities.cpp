@@ -51,7 +51,8 @@ bool has_ordered_blocks(const KernelConfig& config, const AttentionProblem& p) {
 }
 
 // The first requested option that backward does not support, or nullptr. Transposed scores read bias and mask across their order
-// in memory; where head_dim is small, this makes the kernel slower than sm80.
+// in memory; where head_dim is small, this makes the kernel slower than sm80, but not with `deterministic`: then sm80 computes S
+// and dP twice.
 const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
     if (p.request.deterministic && p.block_mask.has_lists) return "deterministic with block_lists";
     if (p.request.deterministic && p.block_mask.present && !has_ordered_blocks(config, p))

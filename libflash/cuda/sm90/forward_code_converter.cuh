@@ -1,5 +1,5 @@
-// The warpgroup of the sm_90a forward kernel that converts the codes that TMA has loaded (forward_code_loader.cuh) into tiles of K
-// and V. Each warp converts a quarter of the keys of every tile.
+// The warpgroup of the sm_90a forward kernel that converts the codes that TMA has loaded (forward_code_loader.cuh) into tiles of
+// K and V. Each warp converts a quarter of the keys of every tile.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"
@@ -44,11 +44,8 @@ private:
         const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32, vector = lane % 4;
         const int of_eight = kHeadDim == 64 ? lane / 4 : lane / 8 ^ (lane & 4 ? 5 : 0), row = thread / 32 * kKeys + of_eight;
         const int place = kHeadDim == 64 ? vector : vector ^ of_eight;
-        return {this->initial_state(),
-                PipelineState<Traits::kCodeStages>(context.storage.dynamic.codes),
-                static_cast<uint32_t>(row * kHeadDim + place * 16),
-                static_cast<uint32_t>(Tile::offset(row, 2 * vector)),
-                row};
+        return {this->initial_state(), PipelineState<Traits::kCodeStages>(context.storage.dynamic.codes),
+                static_cast<uint32_t>(row * kHeadDim + place * 16), static_cast<uint32_t>(Tile::offset(row, 2 * vector)), row};
     }
 
     template <CodeType kCode>
@@ -89,7 +86,7 @@ private:
             of_v ? p.v.wait_empty() : p.k.wait_empty();
             p.codes.wait_full();
             convert<kCode>(context.tiles.codes(p.codes.stage) + p.from, to + p.to);
-            if (of_v) zero_hidden_rows(work_tile, tile + 1, p.row, to + p.to);
+            of_v ? zero_hidden_rows(work_tile, tile + 1, p.row, to + p.to) : describe_keys(p);
             fence_shared_for_async();
             __syncwarp();
             arrive(p, p.codes.empty());
@@ -107,6 +104,16 @@ private:
         this->go_to_next_slot(p);
     }
 
+    // Passes on to the consumers what they need to know of this warp's keys. The place is free when the stage of K is.
+    __device__ __forceinline__ void describe_keys(const State& p) const {
+        const auto& from = context.storage.dynamic.of_codes[p.codes.stage];
+        auto& to = context.storage.dynamic.copied[place_of_stage(p.k)];
+        const int key = static_cast<int>(threadIdx.x % 128);
+        if (context.params.k_scale.of_rows) to.k_scale[key] = from.k_scale[key];
+        if (context.params.v_scale.of_rows) to.v_scale[key] = from.v_scale[key];
+        if (key % 32 == 0) to.absent[key / 32] = from.absent[key / 32];
+    }
+
     template <CodeType kCode>
     __device__ __forceinline__ static void convert(uint32_t from, uint32_t to) {
         constexpr int kChunks = kHeadDim / 64, kRowsAtOnce = 4 / kChunks * 8;  // four loads, so that none waits for another
@@ -114,8 +121,7 @@ private:
         for (int row = 0; row < kKeys; row += kRowsAtOnce, from += kRowsAtOnce * kHeadDim, to += kRowsAtOnce * 128) {
             uint4 codes[4], low, high;
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                codes[i] = load_shared_words((from ^ i % kChunks << 6) + i / kChunks * 8 * kHeadDim);
+            for (int i = 0; i < 4; ++i) codes[i] = load_shared_words((from ^ i % kChunks << 6) + i / kChunks * 8 * kHeadDim);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int offset = i % kChunks * Tile::kChunkBytes + i / kChunks * 8 * 128;

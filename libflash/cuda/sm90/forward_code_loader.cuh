@@ -1,5 +1,5 @@
 // The warp of the sm_90a forward kernel that loads keys and values of a cache of 8-bit codes by TMA, for the warps that convert
-// them (forward_code_converter.cuh). It also loads the scales of rows, and tells the consumers which keys are absent.
+// them (forward_code_converter.cuh). It also loads the scales of rows, and finds out which keys are absent.
 #pragma once
 
 #include "cuda/ptx/copy_barrier.cuh"
@@ -51,7 +51,7 @@ private:
                 }
                 of_k = cached.of_tile(pages, back++);
                 load(p, context.maps.k, work_tile.kv_head, of_k);
-                write_scales(p, work_tile, tile, of_k);
+                describe_keys(p, work_tile, tile, of_k);
                 announce(p);
             }
             if (tile < last) {
@@ -77,18 +77,16 @@ private:
         }
     }
 
-    // What the consumers need beside K. Its place is free when the stage of K is.
-    __device__ __forceinline__ void write_scales(State& p, const WorkTile& work_tile, int tile, const PageRow& at) const {
+    // What the consumers need to know of the keys; the warps that convert them pass it on.
+    __device__ __forceinline__ void describe_keys(const State& p, const WorkTile& work_tile, int tile, const PageRow& at) const {
         const uint32_t absent = CachedKeys{context}.absent_units(at);
-        p.k.wait_empty();
-        auto& copied = context.storage.dynamic.copied[place_of_stage(p.k)];
+        auto& of_keys = context.storage.dynamic.of_codes[p.codes.stage];
         if (lane() < kBlockN / 32) {
             const uint32_t units = absent >> 2 * lane();
-            copied.absent[lane()] = (units & 1 ? 0xffffu : 0u) | (units & 2 ? 0xffff0000u : 0u);
+            of_keys.absent[lane()] = (units & 1 ? 0xffffu : 0u) | (units & 2 ? 0xffff0000u : 0u);
         }
-        if (context.params.k_scale.of_rows) copy_scales(context.params.k_scale, work_tile, tile, at, copied.k_scale);
-        if (context.params.v_scale.of_rows) copy_scales(context.params.v_scale, work_tile, tile, at, copied.v_scale);
-        p.k.advance();
+        if (context.params.k_scale.of_rows) copy_scales(context.params.k_scale, work_tile, tile, at, of_keys.k_scale);
+        if (context.params.v_scale.of_rows) copy_scales(context.params.v_scale, work_tile, tile, at, of_keys.v_scale);
     }
     // The scale of a key that no row sees is 0, because in the cache it may be any number.
     __device__ __forceinline__ void copy_scales(const CacheScaleParams& scales, const WorkTile& work_tile, int tile,

@@ -1,6 +1,7 @@
-// The warpgroup that loads keys and values of the sm_90a forward kernel over a cache that TMA cannot load as it is: 8-bit codes,
-// scales, pages of any size. Each warp copies a quarter of the keys of every tile by cp.async, and converts codes in place: the
-// 16 bytes that a thread copies become 32 bytes, of which the copy occupies one half. So threads need not wait for each other.
+// The warpgroup that loads keys and values of the sm_90a forward kernel over a cache that TMA cannot load as it is: scales, pages
+// of any size, 8-bit codes in such pages (codes in other pages: forward_code_loader.cuh). Each warp copies a quarter of the keys
+// of every tile by cp.async, and converts codes in place: the 16 bytes that a thread copies become 32 bytes, of which the copy
+// occupies one half. So threads need not wait for each other.
 #pragma once
 
 #include "cuda/attention/cache_codes.cuh"

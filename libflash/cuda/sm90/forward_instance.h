@@ -130,8 +130,8 @@ constexpr int kCachedUnit = 16;
 // Whether thread blocks of prefill can work in pairs (block_pair.cuh). Three consumer warpgroups have too few registers for it.
 constexpr bool prefill_has_pairs(const KernelConfig& config) { return config.tile_q <= 128; }
 
-// Whether the prefill kernel has the instances `copied` and `codes`, in which a further warpgroup loads keys and values or converts
-// codes. With three consumer warpgroups there are too few registers; a lane loads for each key, so a tile has 128.
+// Whether the prefill kernel has the instances `copied` and `codes`, in which a further warpgroup loads keys and values or
+// converts codes. With three consumer warpgroups there are too few registers; a lane loads for each key, so a tile has 128.
 constexpr bool has_copied_prefill(const KernelConfig& config) {
     return config.tile_q <= 128 && config.tile_k == 128 && config.head_dim == config.head_dim_v;
 }

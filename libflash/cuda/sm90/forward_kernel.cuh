@@ -19,8 +19,8 @@ namespace libflash::cuda::sm90 {
 
 // Some warps wait for the previous kernel: the producer warp, the warp that writes work tiles without keys (over a cache it loads
 // V before, unless a warpgroup of its own copies keys and values), with lengths on the device the scheduler warp, and the warps
-// that copy or load codes. The other warps need not wait: before they read or write global memory, they wait on an mbarrier for a load that the
-// producer issued after its own wait.
+// that copy keys or load and convert codes. The other warps need not wait: before they read or write global memory, they wait on
+// an mbarrier for a load that the producer issued after its own wait.
 template <class Traits>
 struct ForwardProducerWarpgroup {
     const ForwardContext<Traits>& context;

@@ -22,8 +22,8 @@ __device__ __forceinline__ int place_of_stage(const PipelineState<kStages>& k) {
     return k.stage + (k.phase ? kStages : 0);
 }
 
-// Arrivals that say that a stage of codes is full: of the lanes of the warp that loads it when their copies of scales are complete,
-// of one lane that expects the bytes of TMA, and of one lane for what the lanes have written themselves.
+// Arrivals that say that a stage of codes is full: of the lanes of the warp that loads it when their copies of scales are
+// complete, of one lane that expects the bytes of TMA, and of one lane for what the lanes have written themselves.
 constexpr int kArrivalsOfCodes = 32 + 2;
 
 // Shared addresses of the tiles.
@@ -61,7 +61,9 @@ struct ForwardSharedStorage {
     struct DynamicState {
         TileWord tiles[kStages];  // the key tiles in the stages of K; over a cache: their absent units (forward_cached_keys.cuh)
         std::conditional_t<Traits::kCopied, CopiedKeys<Traits::kBlockN>[2 * kStages], Empty> copied;
-        std::conditional_t<Traits::kCodes, PipelineBarriers<Traits::kCodes ? Traits::kCodeStages : 1>, Empty> codes;
+        static constexpr int kCodeStages = Traits::kCodes ? Traits::kCodeStages : 1;
+        std::conditional_t<Traits::kCodes, CopiedKeys<Traits::kBlockN>[kCodeStages], Empty> of_codes;  // of the stages of codes
+        std::conditional_t<Traits::kCodes, PipelineBarriers<kCodeStages>, Empty> codes;
         int newest;  // the unit that this thread block took last, see SequenceOrder::previous_unit()
         ZeroFillRequest zero_fill;
     };

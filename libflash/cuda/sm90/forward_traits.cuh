@@ -38,7 +38,7 @@ struct ForwardTraits {
     static constexpr bool kLongSums = forward_has_long_sums(config, kInstance);
     static constexpr bool kInvariant = kInstance == ForwardInstance::invariant;
     static constexpr bool kCodes = kInstance == ForwardInstance::codes;  // a warpgroup of its own converts keys and values
-    static constexpr bool kCopied = kCodes || kInstance == ForwardInstance::copied;  // or copies them
+    static constexpr bool kCopied = kCodes || kInstance == ForwardInstance::copied;               // or copies them
     static constexpr bool kCache = kCopied || kInvariant || kInstance == ForwardInstance::cache;  // they are in a cache
     // Warps that load or convert. Over a cache: one for Q and K, one for V; or one for Q and four for keys and values, with one
     // more that loads codes.
@@ -76,14 +76,14 @@ struct ForwardTraits {
     // speed.
     static constexpr bool kTileInfoBeforeWait = kHeadDim == 128;
 
+    // Stages of tiles of K and V as codes.
+    static constexpr int kCodeStages = kCodes ? 3 : 0, kCodeBytes = kBlockN * kHeadDim;
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     // Of these for ForwardSharedStorage and alignment; copied keys have scales there (forward_shared_storage.cuh).
-    static constexpr int kStorageBytes = 3 * 1024 + (kCopied ? 2 * config.stages * kBlockN * 8 : 0);
+    static constexpr int kStorageBytes = 3 * 1024 + (kCopied ? 2 * config.stages * kBlockN * 8 : 0) + kCodeStages * kBlockN * 8;
     // With pairs of thread blocks a stage waits for more consumers and loads. A third stage takes the place of the output tiles.
     static constexpr int kStages = config.stages + (kPairs && kHeadDim == 128 ? 1 : 0);
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kConsumerWarps * OutTile::kBytes;
-    // Tiles of K and V as codes.
-    static constexpr int kCodeStages = kCodes ? 3 : 0, kCodeBytes = kBlockN * kHeadDim;
     static constexpr int kMinTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes) + kCodeStages * kCodeBytes;
     // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second
     // stage of Q, so that Q of the next work tile is loaded before the current one is done.

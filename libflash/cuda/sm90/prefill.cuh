@@ -1,6 +1,7 @@
 // The long chunks of a decode call on sm_90a: the forward kernel over a cache. Its producer loads K and V by TMA from pages or
 // entries (forward_cached_keys.cuh), and its scheduler selects the sequences with enough query rows; the decode kernels compute
-// the other sequences. Invariant rows and caches that TMA cannot load (forward_copy_warpgroup.cuh) have separate instances.
+// the other sequences. Invariant rows, 8-bit codes (forward_code_converter.cuh) and caches that TMA cannot load as they are
+// (forward_copy_warpgroup.cuh) have separate instances.
 #pragma once
 
 #include "cuda/sm90/forward.cuh"
@@ -69,8 +70,7 @@ auto with_prefill_instance(ForwardInstance instance, const DoWith& do_with) {
     if constexpr (has_copied_prefill(Kernel::config)) {
         if (instance == ForwardInstance::copied)
             return do_with(std::integral_constant<ForwardInstance, ForwardInstance::copied>());
-        if (instance == ForwardInstance::codes)
-            return do_with(std::integral_constant<ForwardInstance, ForwardInstance::codes>());
+        if (instance == ForwardInstance::codes) return do_with(std::integral_constant<ForwardInstance, ForwardInstance::codes>());
     }
     return do_with(std::integral_constant<ForwardInstance, ForwardInstance::cache>());
 }

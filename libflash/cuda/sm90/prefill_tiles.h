@@ -19,7 +19,7 @@ inline int64_t fewest_prefill_rows(int64_t tile_q, ForwardInstance instance) {
     return instance == ForwardInstance::invariant ? tile_q / 4 : tile_q / 2;
 }
 
-// Whether TMA cannot load the cache as it is: keys and values are copied by threads.
+// Whether TMA cannot load the cache as it is: threads copy or convert keys and values.
 inline bool copies_cache(const KvCache& cache, DType dtype) {
     return cache.dtype != dtype || has_scales(cache) || (cache.paged() && cache.page_size % kCachedUnit != 0);
 }

@@ -8,7 +8,7 @@ namespace libflash::cuda::sm90 {
 // A position in the sequence of query tiles of all heads.
 struct QueryTilePosition {
     int head, tile;
-    int left;  // number of tiles left, this one included
+    int left;  // positive: the number of tiles left, this one included, or as in FixedOrderRange
 };
 // The position under a block mask, where the number of tiles is not known: `left` is 0 after the last tile, else 1.
 struct VisibleTilePosition : QueryTilePosition {

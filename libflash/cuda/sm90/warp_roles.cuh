@@ -1,5 +1,5 @@
 // The roles of the warps of a thread block: the first warpgroup is the producer, the other warpgroups are consumers. (The forward
-// kernel may have one more, forward_copy_warpgroup.cuh.)
+// kernel may have one more: forward_copy_warpgroup.cuh, forward_code_converter.cuh.)
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"

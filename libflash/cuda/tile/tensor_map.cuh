@@ -48,12 +48,11 @@ cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_row
     const cuuint64_t strides[3] = {bytes(tensor.row_stride), bytes(tensor.head_stride), bytes(tensor.batch_stride)};
     const cuuint32_t box[4] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows), 1, 1};
     const cuuint32_t steps[4] = {1, 1, 1, 1};
-    const CUtensorMapSwizzle swizzle =
-        box_columns == kColumnsOfBox<T> ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
+    const CUtensorMapSwizzle swizzle = box_columns == kColumnsOfBox<T> ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
     // CUresult and cudaError_t use the same numbers.
     return static_cast<cudaError_t>(encode(map, map_type(T()), 4, tensor.data, sizes, strides, box, steps,
-                                           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+                                           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
 }
 
 }  // namespace libflash::cuda

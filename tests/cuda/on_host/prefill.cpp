@@ -1,10 +1,10 @@
 // Runs a prefill kernel of sm90 on the host, with three multiprocessors (four where thread blocks work in pairs), and compares it
 // with double precision: chunks of several lengths over a cache with pages or without, sequences that are left to the decode
 // kernels, keys that do not fit, pages that do not exist, and NaN in all rows of the cache that hold no key. Caches that the
-// kernel copies (forward_copy_warpgroup.cuh) or converts (forward_code_converter.cuh): pages of any size, scales, and codes, which
-// must give the bits of a cache with their values. A schedule, which an earlier call has written, must give the same bits; one of any numbers must do no harm. The
-// arguments are the kind of cases (0: loaded by TMA, 1: copied) and 0 or the seed of a disorder, as in forward_sm90.cpp. Prints
-// the errors; exit code 0 means none is too large.
+// kernel copies (forward_copy_warpgroup.cuh) or converts (forward_code_converter.cuh): pages of any size, scales, and codes,
+// which must give the bits of a cache with their values. A schedule, which an earlier call has written, must give the same bits;
+// one of any numbers must do no harm. The arguments are the kind of cases (0: loaded by TMA, 1: copied) and 0 or the seed of a
+// disorder, as in forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
