@@ -9,16 +9,10 @@
 #include "cuda/sm90/backward_instance.h"
 #include "cuda/sm90/forward_instance.h"
 #include "cuda/sm90/plan.h"
+#include "cuda/sm90/tma_reads.h"
 #include "problem/check.h"
 
 namespace libflash::cuda::sm90 {
-
-bool tma_reads(const TensorView& tensor, int64_t element) {
-    constexpr int64_t kLimit = int64_t{1} << 40;
-    const RowsParams rows = rows_params(tensor);
-    const auto fits = [&](int64_t stride) { return stride >= 0 && stride < kLimit / element && stride * element % 16 == 0; };
-    return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
-}
 
 namespace {
 

@@ -3,6 +3,7 @@
 #include "cuda/host/problem_params.h"
 #include "cuda/sm90/decode_rows_instance.h"
 #include "cuda/sm90/plan.h"
+#include "cuda/sm90/tma_reads.h"
 #include "problem/check.h"
 
 namespace libflash::cuda::sm90 {

@@ -36,9 +36,6 @@ bool supports_tangent(const KernelConfig& config, const TangentProblem& problem,
 bool supports_wide_forward(const AttentionProblem& problem, std::string* why);
 bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 
-// Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
-// bytes. `element`: bytes of an element.
-bool tma_reads(const TensorView& tensor, int64_t element = 2);
 // Whether TMA can read all tensors that the kernels of a problem read by TMA; if not, fills in `why` as in problem/check.h.
 bool tma_reads_all(const AttentionProblem& problem, std::string* why);
 

@@ -7,7 +7,7 @@
 #include "cuda/config.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/sm90/forward_instance.h"
-#include "cuda/sm90/plan.h"
+#include "cuda/sm90/tma_reads.h"
 #include "problem/decode.h"
 
 namespace libflash::cuda::sm90 {

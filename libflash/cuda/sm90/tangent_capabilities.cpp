@@ -6,6 +6,7 @@
 #include "cuda/host/problem_params.h"
 #include "cuda/host/shard_options.h"
 #include "cuda/sm90/plan.h"
+#include "cuda/sm90/tma_reads.h"
 #include "problem/check.h"
 
 namespace libflash::cuda::sm90 {
