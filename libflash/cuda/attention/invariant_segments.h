@@ -24,20 +24,24 @@ constexpr int kInvariantUnit = 64;
 constexpr int kFirstSegment = 512, kSegmentGrowth = 16384, kLastSegment = 16384;
 constexpr int kSegmentsBefore = kSegmentGrowth / kFirstSegment, kSegmentsOfLength = 16;
 
+// The length of the segments from kSegmentGrowth on, and how often it doubles. Keys and lengths of later segments are those of
+// these ones times a power of two.
+constexpr int kLongerSegment = kSegmentGrowth / kSegmentsOfLength, kDoublings = 4;
+static_assert(kLongerSegment << kDoublings == kLastSegment, "it doubles until it is the last one");
+
 LIBFLASH_HOST_DEVICE inline int64_t begin_of_segment(int64_t n) {
     if (n < kSegmentsBefore) return n * kFirstSegment;
-    int64_t begin = kSegmentGrowth, size = kSegmentGrowth / kSegmentsOfLength;
-    n -= kSegmentsBefore;
-    for (; n >= kSegmentsOfLength && size < kLastSegment; n -= kSegmentsOfLength) begin *= 2, size *= 2;
-    return begin + n * size;
+    const int64_t longer = n - kSegmentsBefore,
+                  doublings = longer / kSegmentsOfLength < kDoublings ? longer / kSegmentsOfLength : kDoublings;
+    return (kSegmentGrowth + (longer - doublings * kSegmentsOfLength) * kLongerSegment) << doublings;
 }
 
 // The segment of a key.
 LIBFLASH_HOST_DEVICE inline int segment_of(int key) {
     if (key < kSegmentGrowth) return key / kFirstSegment;
-    int first = kSegmentsBefore, begin = kSegmentGrowth, size = kSegmentGrowth / kSegmentsOfLength;
-    for (; key / 2 >= begin && size < kLastSegment; first += kSegmentsOfLength) begin *= 2, size *= 2;
-    return first + (key - begin) / size;
+    int doublings = 0;
+    for (int i = 1; i <= kDoublings; ++i) doublings += key >= kSegmentGrowth << i;
+    return kSegmentsBefore + kSegmentsOfLength * doublings + ((key >> doublings) - kSegmentGrowth) / kLongerSegment;
 }
 
 // Whether a segment begins at the key.

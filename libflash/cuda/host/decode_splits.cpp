@@ -75,7 +75,7 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
 // enough thread blocks; and with all segments in one no other kernel has to fold them. As sequences may have very different
 // lengths, none gets more than about kMostKeys, or one segment.
 int64_t segment_groups(const DecodeSizes& sizes, int64_t segments) {
-    constexpr int64_t kMostKeys = 4096;
+    constexpr int64_t kMostKeys = 8192;
     return std::min(segments, std::max(fastest_splits(sizes), ceil_div(sizes.visible_keys(), kMostKeys)));
 }
 

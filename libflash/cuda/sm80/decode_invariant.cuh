@@ -52,12 +52,8 @@ struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
         : Base(p, memory, tile) {}
 
     __device__ __forceinline__ void run(Range& range) {
-        if (params.splits > 1) {
-            take_segments(range);
-            if (range.first >= range.last) return;
-        } else if (range.first < range.last) {
-            begin_segment(segment_of_key(range.last - 1));
-        }
+        take_segments(range);
+        if (params.splits > 1 && range.first >= range.last) return;
         softmax.clear();
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n)
@@ -85,20 +81,23 @@ private:
     // segments; where segments are longer than that, some groups have none. Stores that the rows see no key of those segments
     // that are outside of the range.
     __device__ __forceinline__ void take_segments(Range& range) {
-        const bool has_keys = range.first < range.last;
-        const int groups = params.segment_groups, group = work_tile.split, keys = has_keys ? range.last - range.first : 0;
-        const int first = has_keys ? segment_of_key(range.first) : 0, end = has_keys ? segment_of_key(range.last - 1) + 1 : 0;
+        const int keys = max(range.last - range.first, 0), groups = params.segment_groups, group = work_tile.split;
         const unsigned each = (static_cast<unsigned>(keys) + groups - 1) / groups;
-        const auto first_of_group = [&](int n) {
-            const unsigned before = each * n;
-            return n == 0 ? first : before >= static_cast<unsigned>(keys) ? end : segment_of_key(range.first + before);
-        };
-        const int own = first_of_group(group), next = first_of_group(group + 1);
-        range.first = static_cast<int>(max(begin_of(own), int64_t{range.first}));
-        range.last = own < next ? static_cast<int>(min(begin_of(next), int64_t{range.last})) : range.first;
-        if (own < next) begin_segment(next - 1);
+        // The segments of the first key and after the last one, the first segment of this group and of the next one. Each is
+        // found by one lane of four: code that a thread block runs once takes the time to fetch it.
+        const int which = lane % 4;
+        const unsigned wanted = which == 0 ? 0 : (which == 1 ? keys : each * (group + which - 2)),
+                       before = min(wanted, static_cast<unsigned>(keys));
+        const bool after_last = before == static_cast<unsigned>(keys);
+        const int of_lane = keys > 0 ? segment_of_key(range.first + before - after_last) + after_last : 0;
+        const int first = __shfl_sync(0xffffffffu, of_lane, 0), end = __shfl_sync(0xffffffffu, of_lane, 1),
+                  own = __shfl_sync(0xffffffffu, of_lane, 2), next = __shfl_sync(0xffffffffu, of_lane, 3);
+        const auto begin = static_cast<int>(min(begin_of(which == 0 ? own : next - which % 2), int64_t{INT32_MAX}));
+        range.first = max(__shfl_sync(0xffffffffu, begin, 0), range.first);
+        segment = next - 1, segment_begin = __shfl_sync(0xffffffffu, begin, 1);
+        range.last = own < next ? min(__shfl_sync(0xffffffffu, begin, 2), range.last) : range.first;
 #pragma unroll 1
-        for (int n = group; n < params.splits; n += groups) {
+        for (int n = params.splits > 1 ? group : 1; n < params.splits; n += groups) {
             if (n >= first && n < end) continue;
             if (static_cast<int>(threadIdx.x) < work_tile.rows)
                 store_statistics(place_of(work_tile.first_row + threadIdx.x, n), make_float2(kNoScore, 0.0f));
