@@ -1,5 +1,6 @@
-// The warp of the sm_90a forward kernel that loads keys and values of a cache of 8-bit codes by TMA, for the warps that convert
-// them (forward_code_converter.cuh). It also loads the scales of rows, and finds out which keys are absent.
+// The warps of the sm_90a forward kernel that load a cache of 8-bit codes by TMA, for the warps that convert the codes
+// (forward_code_converter.cuh): one loads K, also the scales of rows, and finds out which keys are absent; another one loads V.
+// The tiles of both take the stages of codes in turn.
 #pragma once
 
 #include "cuda/ptx/copy_barrier.cuh"
@@ -8,7 +9,8 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Traits>
+// kValues: the warp that loads V.
+template <class Traits, bool kValues>
 struct ForwardCodeLoader : ForwardProducer<Traits> {
     using Producer = ForwardProducer<Traits>;
     using Producer::context, Producer::scheduler;
@@ -35,46 +37,59 @@ struct ForwardCodeLoader : ForwardProducer<Traits> {
     }
 
 private:
-    // Loads key tiles from the last to the first; V of a tile after K of the next tile.
+    // Key tiles from the last to the first; V of a tile after K of the next tile.
     __device__ __forceinline__ void load_work_tile(State& p) const {
         const WorkTile& work_tile = context.storage.work_tiles[p.slot];
         const CachedKeys cached{context};
         const int begin = work_tile.keys.begin, last = work_tile.keys.end - 1;
-        PageRow pages{}, of_k{}, of_v{};
+        PageRow pages{};
         int back = CachedKeys::kTilesAtOnce;
+        const auto load = [&](int tile) {
+            if (back == CachedKeys::kTilesAtOnce) {
+                back = 0;
+                pages = cached.read_pages(work_tile, tile);
+            }
+            load_tile(p, work_tile, tile, cached.of_tile(pages, back++));
+        };
 #pragma unroll 1
         for (int tile = last; tile >= begin - 1; --tile) {
             if (tile >= begin) {
-                if (back == CachedKeys::kTilesAtOnce) {
-                    back = 0;
-                    pages = cached.read_pages(work_tile, tile);
-                }
-                of_k = cached.of_tile(pages, back++);
-                load(p, context.maps.k, work_tile.kv_head, of_k);
-                describe_keys(p, work_tile, tile, of_k);
-                announce(p);
+                if constexpr (!kValues) load(tile);
+                p.codes.advance();
             }
             if (tile < last) {
-                load(p, context.maps.v, work_tile.kv_head, of_v);
-                announce(p);
+                if constexpr (kValues) load(tile + 1);
+                p.codes.advance();
             }
-            of_v = of_k;
         }
         this->go_to_next_slot(p);
     }
-
-    __device__ __forceinline__ void load(const State& p, const CUtensorMap& map, int kv_head, const PageRow& at) const {
+    __device__ __forceinline__ void load_tile(const State& p, const WorkTile& work_tile, int tile, const PageRow& at) const {
         p.codes.wait_empty();
+        load_codes(p, kValues ? context.maps.v : context.maps.k, work_tile.kv_head, at);
+        if constexpr (!kValues) describe_keys(p, work_tile, tile, at);
+        __syncwarp();
+        if (p.leader) p.codes.full().arrive();
+        arrive_after_copies(p.codes.full());
+    }
+
+    // Each box is found while the one before it is loaded.
+    __device__ __forceinline__ void load_codes(const State& p, const CUtensorMap& map, int kv_head, const PageRow& at) const {
         const MBarrier full = p.codes.full();
         const uint32_t to = context.tiles.codes(p.codes.stage);
-        const int box_rows = context.maps.box_rows;
+        const unsigned box_rows = context.maps.box_rows;
         if (p.leader) full.arrive_and_expect(Traits::kCodeBytes);
-#pragma unroll 2
-        for (int row = 0; row < kBlockN; row += box_rows) {
-            const int page = __shfl_sync(0xffffffffu, at.page, row / kUnit),
-                      row_of_page = __shfl_sync(0xffffffffu, at.row, row / kUnit);
-            if (p.leader) tma_load(to + row * Traits::kHeadDim, map, full, 0, row_of_page, kv_head, page);
+        PageRow next = cached_place(at, 0);
+#pragma unroll 1
+        for (unsigned row = 0; row < kBlockN; row += box_rows) {
+            const PageRow box = next;
+            next = cached_place(at, (row + box_rows) / kUnit);
+            if (p.leader) tma_load(to + row * Traits::kHeadDim, map, full, 0, box.row, kv_head, box.page);
         }
+    }
+    // The page and row of a unit.
+    __device__ __forceinline__ static PageRow cached_place(const PageRow& at, unsigned unit) {
+        return {__shfl_sync(0xffffffffu, at.page, unit), __shfl_sync(0xffffffffu, at.row, unit)};
     }
 
     // What the consumers need to know of the keys; the warps that convert them pass it on.
@@ -85,31 +100,27 @@ private:
             const uint32_t units = absent >> 2 * lane();
             of_keys.absent[lane()] = (units & 1 ? 0xffffu : 0u) | (units & 2 ? 0xffff0000u : 0u);
         }
-        if (context.params.k_scale.of_rows) copy_scales(context.params.k_scale, work_tile, tile, at, of_keys.k_scale);
-        if (context.params.v_scale.of_rows) copy_scales(context.params.v_scale, work_tile, tile, at, of_keys.v_scale);
-    }
-    // The scale of a key that no row sees is 0, because in the cache it may be any number.
-    __device__ __forceinline__ void copy_scales(const CacheScaleParams& scales, const WorkTile& work_tile, int tile,
-                                                const PageRow& at, float* to) const {
+        const CacheScaleParams &k_scale = context.params.k_scale, &v_scale = context.params.v_scale;
+        if (!k_scale.of_rows && !v_scale.of_rows) return;
+        // A lane has one key of every 32. The scale of a key that no row sees is 0, because in the cache it may be any number.
         const VisibleRange seen = work_tile.keys.seen_by_tile(work_tile.q_rows.length);
 #pragma unroll 1
         for (int i = lane(); i < kBlockN; i += 32) {
             const int key = tile * kBlockN + i;
-            const int page = __shfl_sync(0xffffffffu, at.page, i / kUnit),
-                      row = __shfl_sync(0xffffffffu, at.row, i / kUnit) + i % context.maps.box_rows;
-            const uint32_t address = shared_address(to + i);
-            if (key < seen.begin || key >= seen.end || page >= context.params.cache.pages) {
-                store_shared(address, 0);
-            } else {
-                cp_async_4(address, scales.data + page * scales.block + row * scales.row + work_tile.kv_head * scales.head);
-            }
+            const PageRow place = cached_place(at, i / kUnit);
+            const bool exists = key >= seen.begin && key < seen.end && place.page < context.params.cache.pages;
+            const PageRow of_key{exists ? place.page : 0, exists ? place.row + (i & (context.maps.box_rows - 1)) : 0};
+            if (k_scale.of_rows) copy_scale(k_scale, of_key, work_tile.kv_head, exists, of_keys.k_scale + i);
+            if (v_scale.of_rows) copy_scale(v_scale, of_key, work_tile.kv_head, exists, of_keys.v_scale + i);
         }
     }
-    __device__ __forceinline__ void announce(State& p) const {
-        __syncwarp();
-        if (p.leader) p.codes.full().arrive();
-        arrive_after_copies(p.codes.full());
-        p.codes.advance();
+    __device__ __forceinline__ static void copy_scale(const CacheScaleParams& scales, const PageRow& at, int head, bool exists,
+                                                      float* to) {
+        if (exists) {
+            cp_async_4(shared_address(to), scales.data + at.page * scales.block + at.row * scales.row + head * scales.head);
+        } else {
+            store_shared(shared_address(to), 0);
+        }
     }
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
 };

@@ -18,7 +18,7 @@
 namespace libflash::cuda::sm90 {
 
 // Some warps wait for the previous kernel: the producer warp, the warp that writes work tiles without keys (over a cache it loads
-// V before, unless a warpgroup of its own copies keys and values), with lengths on the device the scheduler warp, and the warps
+// V before, unless a warpgroup of its own copies them), with lengths on the device the scheduler warp, and the warps
 // that copy keys or load and convert codes. The other warps need not wait: before they read or write global memory, they wait on
 // an mbarrier for a load that the producer issued after its own wait.
 template <class Traits>
@@ -36,10 +36,14 @@ struct ForwardProducerWarpgroup {
         } else if (threadIdx.x < 64) {
             scheduler_warp.run();
         } else if (threadIdx.x < 96) {
-            if constexpr (Traits::kCache && !Traits::kCopied) ForwardCachedProducer<Traits, true>{context}.run();
+            if constexpr (Traits::kCodes) {
+                ForwardCodeLoader<Traits, true>{context}.run();
+            } else if constexpr (Traits::kCache && !Traits::kCopied) {
+                ForwardCachedProducer<Traits, true>{context}.run();
+            }
             if (!context.maps.all_see_keys) empty_tiles_warp.run();
         } else if constexpr (Traits::kCodes) {
-            ForwardCodeLoader<Traits>{context}.run();
+            ForwardCodeLoader<Traits, false>{context}.run();
         } else if constexpr (Traits::kDynamic && !Traits::kCopied) {
             zero_fill_warp.run();
         }

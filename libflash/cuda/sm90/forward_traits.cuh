@@ -40,9 +40,9 @@ struct ForwardTraits {
     static constexpr bool kCodes = kInstance == ForwardInstance::codes;  // a warpgroup of its own converts keys and values
     static constexpr bool kCopied = kCodes || kInstance == ForwardInstance::copied;               // or copies them
     static constexpr bool kCache = kCopied || kInvariant || kInstance == ForwardInstance::cache;  // they are in a cache
-    // Warps that load or convert. Over a cache: one for Q and K, one for V; or one for Q and four for keys and values, with one
-    // more that loads codes.
-    static constexpr int kProducerWarps = kCopied ? 5 + kCodes : (kCache ? 2 : 1);
+    // Warps that load or convert. Over a cache: one for Q and K, one for V; or one for Q and four for keys and values, with two
+    // more that load codes.
+    static constexpr int kProducerWarps = kCopied ? (kCodes ? 7 : 5) : (kCache ? 2 : 1);
     // Arrivals at the barrier of a stage of K or V that say that it is full. Copies: of each lane, and one more of each warp.
     static constexpr int kArrivalsOfLoads = kCodes ? 4 * kArrivalsOfWarp : (kCopied ? 4 * 33 : 1);
     // Whether decode kernels can run at the same time (prefill_share.cuh). With invariant rows there are too few registers.
@@ -64,8 +64,8 @@ struct ForwardTraits {
     // the consumers need fewer.
     static constexpr bool kMoreProducerRegisters =
         kBlockMask ? !(kRareOptions && kHeadDimV == 256) : kCache && !kCopied && kHeadDim <= 96;
-    static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kGroups == 3 || (kCopied && !kCodes) ? 32 : 40),
-                         kCopyRegisters = kCodes ? 56 : 64,
+    static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kCodes ? 48 : (kGroups == 3 || kCopied ? 32 : 40)),
+                         kCopyRegisters = kCodes ? 48 : 64,
                          kConsumerRegisters = kCopied ? 208 : (kGroups == 3 ? 160 : 232) - (kMoreProducerRegisters ? 8 : 0);
 
     // Which code the consumers have for the first tile: begin_first_work_tile or begin_with_zero_probabilities.
