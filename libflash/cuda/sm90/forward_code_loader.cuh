@@ -1,6 +1,6 @@
 // The warps of the sm_90a forward kernel that load a cache of 8-bit codes by TMA, for the warps that convert the codes
-// (forward_code_converter.cuh): one loads K, also the scales of rows, and finds out which keys are absent; another one loads V.
-// The tiles of both take the stages of codes in turn.
+// (forward_code_converter.cuh): one loads K and its scales of rows, and finds out which keys are absent; another one loads V, and
+// its scales of rows with K. The tiles of both take the stages of codes in turn, and both warps arrive at the barrier of each.
 #pragma once
 
 #include "cuda/ptx/copy_barrier.cuh"
@@ -42,35 +42,38 @@ private:
         const WorkTile& work_tile = context.storage.work_tiles[p.slot];
         const CachedKeys cached{context};
         const int begin = work_tile.keys.begin, last = work_tile.keys.end - 1;
-        PageRow pages{};
+        PageRow pages{}, of_k{}, of_v{};
         int back = CachedKeys::kTilesAtOnce;
-        const auto load = [&](int tile) {
-            if (back == CachedKeys::kTilesAtOnce) {
-                back = 0;
-                pages = cached.read_pages(work_tile, tile);
-            }
-            load_tile(p, work_tile, tile, cached.of_tile(pages, back++));
-        };
 #pragma unroll 1
         for (int tile = last; tile >= begin - 1; --tile) {
             if (tile >= begin) {
-                if constexpr (!kValues) load(tile);
-                p.codes.advance();
+                if (back == CachedKeys::kTilesAtOnce) {
+                    back = 0;
+                    pages = cached.read_pages(work_tile, tile);
+                }
+                of_k = cached.of_tile(pages, back++);
+                p.codes.wait_empty();
+                if constexpr (!kValues) {
+                    load_codes(p, context.maps.k, work_tile.kv_head, of_k);
+                    write_absent(p, of_k);
+                }
+                if (scales().of_rows) load_scales(p, work_tile, tile, of_k);
+                announce(p);
             }
             if (tile < last) {
-                if constexpr (kValues) load(tile + 1);
-                p.codes.advance();
+                p.codes.wait_empty();
+                if constexpr (kValues) load_codes(p, context.maps.v, work_tile.kv_head, of_v);
+                announce(p);
             }
+            of_v = of_k;
         }
         this->go_to_next_slot(p);
     }
-    __device__ __forceinline__ void load_tile(const State& p, const WorkTile& work_tile, int tile, const PageRow& at) const {
-        p.codes.wait_empty();
-        load_codes(p, kValues ? context.maps.v : context.maps.k, work_tile.kv_head, at);
-        if constexpr (!kValues) describe_keys(p, work_tile, tile, at);
+    __device__ __forceinline__ void announce(State& p) const {
         __syncwarp();
         if (p.leader) p.codes.full().arrive();
         arrive_after_copies(p.codes.full());
+        p.codes.advance();
     }
 
     // Each box is found while the one before it is loaded.
@@ -79,47 +82,48 @@ private:
         const uint32_t to = context.tiles.codes(p.codes.stage);
         const unsigned box_rows = context.maps.box_rows;
         if (p.leader) full.arrive_and_expect(Traits::kCodeBytes);
-        PageRow next = cached_place(at, 0);
+        PageRow next = place_of(at, 0);
 #pragma unroll 1
         for (unsigned row = 0; row < kBlockN; row += box_rows) {
             const PageRow box = next;
-            next = cached_place(at, (row + box_rows) / kUnit);
+            next = place_of(at, (row + box_rows) / kUnit);
             if (p.leader) tma_load(to + row * Traits::kHeadDim, map, full, 0, box.row, kv_head, box.page);
         }
     }
     // The page and row of a unit.
-    __device__ __forceinline__ static PageRow cached_place(const PageRow& at, unsigned unit) {
+    __device__ __forceinline__ static PageRow place_of(const PageRow& at, unsigned unit) {
         return {__shfl_sync(0xffffffffu, at.page, unit), __shfl_sync(0xffffffffu, at.row, unit)};
     }
 
-    // What the consumers need to know of the keys; the warps that convert them pass it on.
-    __device__ __forceinline__ void describe_keys(const State& p, const WorkTile& work_tile, int tile, const PageRow& at) const {
+    // A bit for each key that does not exist, and the scales of rows: the warps that convert the keys pass them on to the
+    // consumers.
+    __device__ __forceinline__ void write_absent(const State& p, const PageRow& at) const {
         const uint32_t absent = CachedKeys{context}.absent_units(at);
-        auto& of_keys = context.storage.dynamic.of_codes[p.codes.stage];
-        if (lane() < kBlockN / 32) {
-            const uint32_t units = absent >> 2 * lane();
-            of_keys.absent[lane()] = (units & 1 ? 0xffffu : 0u) | (units & 2 ? 0xffff0000u : 0u);
-        }
-        const CacheScaleParams &k_scale = context.params.k_scale, &v_scale = context.params.v_scale;
-        if (!k_scale.of_rows && !v_scale.of_rows) return;
-        // A lane has one key of every 32. The scale of a key that no row sees is 0, because in the cache it may be any number.
+        if (lane() >= kBlockN / 32) return;
+        const uint32_t units = absent >> 2 * lane();
+        context.storage.dynamic.of_codes[p.codes.stage].absent[lane()] =
+            (units & 1 ? 0xffffu : 0u) | (units & 2 ? 0xffff0000u : 0u);
+    }
+    __device__ __forceinline__ const CacheScaleParams& scales() const {
+        return kValues ? context.params.v_scale : context.params.k_scale;
+    }
+    // A lane has one key of every 32. The scale of a key that no row sees is 0, because in the cache it may be any number.
+    __device__ __forceinline__ void load_scales(const State& p, const WorkTile& work_tile, int tile, const PageRow& at) const {
         const VisibleRange seen = work_tile.keys.seen_by_tile(work_tile.q_rows.length);
+        auto& of_keys = context.storage.dynamic.of_codes[p.codes.stage];
+        float* const to = kValues ? of_keys.v_scale : of_keys.k_scale;
+        const float* const of_head = scales().data + work_tile.kv_head * scales().head;
 #pragma unroll 1
         for (int i = lane(); i < kBlockN; i += 32) {
             const int key = tile * kBlockN + i;
-            const PageRow place = cached_place(at, i / kUnit);
-            const bool exists = key >= seen.begin && key < seen.end && place.page < context.params.cache.pages;
-            const PageRow of_key{exists ? place.page : 0, exists ? place.row + (i & (context.maps.box_rows - 1)) : 0};
-            if (k_scale.of_rows) copy_scale(k_scale, of_key, work_tile.kv_head, exists, of_keys.k_scale + i);
-            if (v_scale.of_rows) copy_scale(v_scale, of_key, work_tile.kv_head, exists, of_keys.v_scale + i);
-        }
-    }
-    __device__ __forceinline__ static void copy_scale(const CacheScaleParams& scales, const PageRow& at, int head, bool exists,
-                                                      float* to) {
-        if (exists) {
-            cp_async_4(shared_address(to), scales.data + at.page * scales.block + at.row * scales.row + head * scales.head);
-        } else {
-            store_shared(shared_address(to), 0);
+            const PageRow place = place_of(at, i / kUnit);
+            const uint32_t address = shared_address(to + i);
+            if (key < seen.begin || key >= seen.end || place.page >= context.params.cache.pages) {
+                store_shared(address, 0);
+            } else {
+                const int row = place.row + (i & (context.maps.box_rows - 1));
+                cp_async_4(address, of_head + place.page * scales().block + row * scales().row);
+            }
         }
     }
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }

@@ -22,9 +22,9 @@ __device__ __forceinline__ int place_of_stage(const PipelineState<kStages>& k) {
     return k.stage + (k.phase ? kStages : 0);
 }
 
-// Arrivals that say that a stage of codes is full: of the lanes of the warp that loads it when their copies of scales are
-// complete, of one lane that expects the bytes of TMA, and of one lane for what the lanes have written themselves.
-constexpr int kArrivalsOfCodes = 32 + 2;
+// Arrivals that say that a stage of codes is full: of the lanes of both warps that load codes when their copies of scales are
+// complete, of one lane of each for what the lanes have written themselves, and of the lane that expects the bytes of TMA.
+constexpr int kArrivalsOfCodes = 2 * (32 + 1) + 1;
 
 // Shared addresses of the tiles.
 template <class Traits>
