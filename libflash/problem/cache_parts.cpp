@@ -39,6 +39,7 @@ void check_rotary_tables(const TensorView& cos, const TensorView& sin, const KvC
         check_float32_or(*view, name, of_rows);
     }
     check_ndim(cos, "rotary_cos", 2, "(positions, channels / 2)");
+    if (cos.shape[0] < 1) invalid("rotary_cos", "must have a row for every position", "it has none");
     const int64_t pairs = cos.shape[1], channels = cache.k_rope.present ? cache.rope_dim() : cache.k.shape[3];
     if (pairs < 1 || pairs > channels / 2) {
         if (cache.k_rope.present) {

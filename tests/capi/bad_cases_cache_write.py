@@ -131,6 +131,10 @@ CASES = [
         "positions", "must be at least 0 and below the rows of rotary_cos", "row 2 has 20, there are 20", data=True,
     ),
     Bad(
+        "rotary-none", WRITE, both(*(with_tensor(name, lambda: floats(0, 4)) for name in ("rotary_cos", "rotary_sin"))),
+        "rotary_cos", "must have a row for every position", "it has none",
+    ),
+    Bad(
         "rotary-channels", WRITE, both(*(with_tensor(name, lambda: floats(20, 5)) for name in ("rotary_cos", "rotary_sin"))),
         "rotary_cos", "must rotate at least 2 channels and at most head_dim", "10 of 8",
     ),

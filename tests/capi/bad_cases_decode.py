@@ -262,6 +262,7 @@ APPENDED = [
         all_bf16_but("rotary_sin"),
         "rotary_sin", "dtype must be bfloat16", "it is float32",
     ),
+    row("positions-none", positions(0), "rotary_cos", "must have a row for every position", "it has none"),
     row(
         "positions", positions(13),
         "rotary_cos", "must have a row for every position", "sequence 1 needs 14, there are 13", data=True,
