@@ -58,7 +58,8 @@ def problems(kernel: dict) -> list:
     kind = kernel["kind"]
     if kind == "prefill":
         loaded = [Step(kernel, page, narrower=narrower, **PREFILL) for page, narrower in ((16, 8), (0, 0))]
-        return loaded + [Step(kernel, 8, narrower=16, code="e4m3", **PREFILL)] * copies_caches(kernel)
+        codes = [Step(kernel, page, narrower=16, code="e4m3", **PREFILL) for page in (8, 16)]  # copied by threads, by TMA
+        return loaded + codes * copies_caches(kernel)
     if kind == "decode_prefix":
         return [SharedKeys(kernel)]
     if kind == "values in keys":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from gpu_case import to_device
+from gpu_codes import on_device
 from gpu_decode import LIMITS, NUMPY, decode
 from harness import random
 from libflash.conformance.reference_cache import CODES
@@ -87,5 +88,5 @@ def copies_caches(kernel: dict) -> bool:
 def uses(kernel: dict, arrays: tuple, options: dict) -> bool:
     """Whether the plan has this prefill kernel."""
     on_gpu = {name: to_device(x, "cuda") if isinstance(x, np.ndarray) else x for name, x in options.items()}
-    text = libflash.explain(*(to_device(x, "cuda") for x in arrays), op="decode", **on_gpu)
+    text = libflash.explain(*(on_device(x, "cuda") for x in arrays), op="decode", **on_gpu)
     return f"{kernel['name']}, tile" in text

@@ -6,6 +6,7 @@
 
 #include "check.cuh"
 #include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/query_units.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/host/tile_schedule.h"
 
@@ -179,38 +180,57 @@ void check_rows() {
         }
 }
 
-__global__ void first_units(BackwardParams params, const int32_t* starts, int64_t* out) {
-    for (int i = threadIdx.x; i < params.batch * params.heads_q; i += blockDim.x)
-        out[i] = QueryUnits::first(params, i / params.heads_q, i % params.heads_q, starts[i / params.heads_q]);
+struct UnitOfTile {
+    TileCoordinates work;
+    int64_t unit;
+};
+
+__global__ void units_of_tiles(BackwardParams params, UnitOfTile* out) {
+    const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+    const int64_t unit = work.batch < 0 ? -1 : QueryUnits::in_first_kernel(params, params.query_schedule, blockIdx.x, work);
+    if (threadIdx.x == 0) out[blockIdx.x] = {work, unit};
+}
+__global__ void first_units(BackwardParams params, int64_t* out) {
+    for (int i = threadIdx.x; i < params.batch * params.heads_q; i += blockDim.x) {
+        const int batch = i / params.heads_q;
+        out[i] = QueryUnits::first(params, batch, i % params.heads_q, SequenceRows::of(params.q_lengths, batch));
+    }
 }
 
-// No two sequences or heads share a unit, and all units are within the workspace: capacity / kUnitRows + batch units per head.
+// No two sequences or heads share a unit, all units are within the workspace, and all kernels find the units of the first one.
 void check_units() {
     blocks::Check check("QueryUnits");
     std::vector<Problem> problems = packed_problems(false);
     problems.push_back({3, 4, 300, {}, 0, false});
     for (const Problem& p : problems) {
-        std::vector<int32_t> starts(p.batch, 0);
-        if (!p.cu.empty()) starts.assign(p.cu.begin(), p.cu.end() - 1);
-        const blocks::Device<int32_t> cu(p.cu), there(starts);
-        const blocks::Device<int64_t> out(p.batch * p.heads, -1);
+        const bool packed = !p.cu.empty();
+        libflash::Sequences rows;
+        rows.batch = p.batch;
+        rows.capacity = rows.max_length = p.capacity;
+        const blocks::Device<int32_t> cu(p.cu), first_of_sequences(p.batch, -1);
+        if (packed) rows.cu = cu.get();
         BackwardParams params{};
-        params.q_lengths = {p.cu.empty() ? nullptr : cu.get(), nullptr, p.capacity};
+        params.q_lengths = {packed ? cu.get() : nullptr, nullptr, p.capacity};
         params.batch = p.batch;
         params.heads_q = p.heads;
-        const int64_t all_units = ceil_div(p.capacity, kUnitRows);
-        params.units = static_cast<int32_t>(p.cu.empty() ? all_units : p.capacity / kUnitRows + p.batch);
-        first_units<<<1, 64>>>(params, there.get(), out.get());
+        params.query_schedule = schedule_params(rows, p.batch, p.heads, kUnitRows, p.head_bytes, false);
+        params.units = params.query_schedule.tiles;
+        params.first_units = first_of_sequences.get();
+        const int count = params.query_schedule.tiles * params.query_schedule.heads;
+        const blocks::Device<UnitOfTile> tiles(count, UnitOfTile{});
+        const blocks::Device<int64_t> out(p.batch * p.heads, -1);
+        units_of_tiles<<<count, 32>>>(params, tiles.get());
+        first_units<<<1, 64>>>(params, out.get());
         blocks::finish("QueryUnits");
         const std::vector<int64_t> first = out.read();
-        std::vector<int> owners(static_cast<size_t>(params.units) * p.heads * (p.cu.empty() ? p.batch : 1), 0);
-        for (int i = 0; i < p.batch * p.heads; ++i) {
-            const int64_t units = ceil_div(owned_by(p, i / p.heads), kUnitRows);
-            for (int64_t unit = first[i]; unit < first[i] + units; ++unit) {
-                const bool inside = unit >= 0 && unit < static_cast<int64_t>(owners.size());
-                check.equal(inside ? ++owners[unit] : -1, 1, "owners of unit %lld: batch %d head %d",
-                            static_cast<long long>(unit), i / p.heads, i % p.heads);
-            }
+        std::vector<int> owners(static_cast<size_t>(params.units) * p.heads * (packed ? 1 : p.batch), 0);
+        for (const UnitOfTile& found : tiles.read()) {
+            const auto [batch, head, tile] = found.work;
+            if (batch < 0 || tile * kUnitRows >= owned_by(p, batch)) continue;
+            const bool inside = found.unit >= 0 && found.unit < static_cast<int64_t>(owners.size());
+            check.equal(inside ? ++owners[found.unit] : -1, 1, "owners of the unit of batch %d head %d tile %d", batch, head,
+                        tile);
+            check.equal(first[batch * p.heads + head] + tile, found.unit, "unit of batch %d head %d tile %d", batch, head, tile);
         }
     }
 }
