@@ -1,5 +1,5 @@
-"""Long chunks over caches that the prefill kernels convert or copy: 8-bit codes, scales, pages of any size. Against the CPU, against
-a cache of the codes' values, in captured graphs, with pages that do not exist.
+"""Long chunks over caches that the prefill kernels convert or copy: 8-bit codes, scales, pages of any size. Against the CPU,
+against a cache of the codes' values, in captured graphs, with pages that do not exist.
 """
 
 from __future__ import annotations

@@ -71,11 +71,14 @@ struct ForwardConsumerStages {
         return __shfl_sync(0xffffffffu, c.thread.lane == 0 ? context.storage.dynamic.tiles[c.k.stage].bits : 0, 0);
     }
 
-    // Of copied keys: whether some key of the tile in the current stage of K does not exist.
+    // Of copied keys: whether some key of the tile in the current stage of K does not exist. Only the lane that releases the
+    // stage reads the words: the compiler does not move this load to the other lanes.
     __device__ __forceinline__ bool has_absent_keys(const Position& c) const {
-        const uint32_t (&words)[Traits::kBlockN / 32] = context.storage.dynamic.copied[place_of_stage(c.k)].absent;
         uint32_t any = 0;
-        for (const uint32_t word : words) any |= c.thread.lane == 0 ? word : 0;
+        if (c.thread.lane == 0) {
+            const uint4 words = load_shared_words(shared_address(context.storage.dynamic.copied[place_of_stage(c.k)].absent));
+            any = words.x | words.y | words.z | words.w;
+        }
         return __shfl_sync(0xffffffffu, any, 0) != 0;
     }
 

@@ -14,8 +14,9 @@ namespace libflash::cuda::sm90 {
 // has the place of its stage and phase.
 template <int kKeys>
 struct CopiedKeys {
-    uint32_t absent[kKeys / 32];                      // a bit for each key that does not exist
-    alignas(8) float k_scale[kKeys], v_scale[kKeys];  // with scales of rows
+    static_assert(kKeys == 128, "the words of `absent` are loaded together");
+    alignas(16) uint32_t absent[kKeys / 32];  // a bit for each key that does not exist
+    float k_scale[kKeys], v_scale[kKeys];     // with scales of rows
 };
 template <int kStages>
 __device__ __forceinline__ int place_of_stage(const PipelineState<kStages>& k) {
