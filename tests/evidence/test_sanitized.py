@@ -16,7 +16,7 @@ SERVED = {
     "values in keys": [2] * 2,
     "forward_tangent": [1] * 2,
     "backward_tangent": [1] * 2,
-    "prefill": [1] * 3,
+    "prefill": [1] * 4,
     "decode_prefix": [1],
 }
 

@@ -245,7 +245,8 @@ def invariant_cases() -> list[Case]:
         # Fewer rows than pay without the flag.
         Case("H200", "decode", (tensor(1, 80, 32, 128), *[tensor(1, 8192, 8, 128)] * 2), flags,
              {**any_splits, "long chunks": prefill}),
-        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **softcap}, {**own, "launch": "attention: 4064 "}),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **softcap},
+             {**any_splits, "splits": "1 (keys", "launch": "attention: 2032 "}),
         decode("H200", kernel(large, "general", "16x64", splits="8 ranges"), k_scale=scale, **flags),
         decode("H200", kernel(large, "general", "16x64", splits="8 ranges"), shard_count=2, shard_keys=16,
                cache_seqlens=tensor(4, dtype=abi.INT32), **flags),

@@ -65,7 +65,7 @@ class Step:
 def check_step(step: Step, kernel: dict, device: str = "cuda", **more: object) -> None:
     """Run the step, whose long chunks the prefill kernel must process, and compare with the CPU."""
     arrays, options = step.arrays()
-    assert device == "cpu" or uses(kernel, arrays, {**options, **more}), f"{kernel['name']} is not in the plan"
+    assert uses(kernel, arrays, {**options, **more}, device), f"{kernel['name']} is not in the plan"
     got = decode(*arrays, device, **options, **more)
     own, options = step.arrays()
     wanted = libflash.decode(*own, return_lse=True, **options, **more)
@@ -85,8 +85,8 @@ def copies_caches(kernel: dict) -> bool:
     return kernel["head_dim"] == kernel["head_dim_v"] and kernel["head_dim"] in (64, 128)
 
 
-def uses(kernel: dict, arrays: tuple, options: dict) -> bool:
-    """Whether the plan has this prefill kernel."""
-    on_gpu = {name: to_device(x, "cuda") if isinstance(x, np.ndarray) else x for name, x in options.items()}
-    text = libflash.explain(*(on_device(x, "cuda") for x in arrays), op="decode", **on_gpu)
-    return f"{kernel['name']}, tile" in text
+def uses(kernel: dict, arrays: tuple, options: dict, device: str = "cuda") -> bool:
+    """Whether the plan has this prefill kernel. The CPU has none."""
+    there = {name: to_device(x, device) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    text = libflash.explain(*(on_device(x, device) for x in arrays), op="decode", **there)
+    return device == "cpu" or f"{kernel['name']}, tile" in text
