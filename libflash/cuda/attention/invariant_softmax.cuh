@@ -57,17 +57,15 @@ struct InvariantSoftmax {
         return quad_sum(sum[r]);
     }
 
-    // Turns the scores of a unit into probabilities. Returns true if the accumulators must be multiplied by `factor`. kRows: 1:
-    // the lane's row 1 does not exist; its scores are not read, and its probabilities are zeros.
-    template <int kRows = 2>
+    // Turns the scores of a unit into probabilities. Returns true if the accumulators must be multiplied by `factor`.
     __device__ __forceinline__ bool apply(Scores& s, float scale, bool careful, float (&factor)[2]) {
         const bool raised = careful || (flags & kNeedsMaximum) != 0;
         factor[0] = factor[1] = 1.0f;
-        if (raised) raise_to_maximum<kRows>(s, scale, careful, factor);
-        exponentiate<kRows>(s, scale, careful);
+        if (raised) raise_to_maximum(s, scale, careful, factor);
+        exponentiate(s, scale, careful);
         // False for a NaN sum: a row with NaN must not change how other rows are computed.
         const bool rescale = __any_sync(0xffffffffu, sum[0] > kSumLimit || sum[1] > kSumLimit);
-        if (rescale) rescale_large_sums<kRows>(s, factor);
+        if (rescale) rescale_large_sums(s, factor);
         return raised || rescale;
     }
 
@@ -86,11 +84,10 @@ private:
     }
 
     // A NaN leaves the kept maximum of its row unchanged and does not set kNeedsMaximum.
-    template <int kRows>
     __device__ __forceinline__ void raise_to_maximum(const Scores& s, float scale, bool careful, float (&factor)[2]) {
         bool no_score = false;
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < 2; ++r) {
             float largest = s[2 * r];
 #pragma unroll
             for (int i = 0; i < kScores; i += 4) largest = max_or_nan(largest, max_or_nan(s[i + 2 * r], s[i + 2 * r + 1]));
@@ -119,28 +116,22 @@ private:
         return sum[r] + (part[0] + part[1]);
     }
 
-    template <int kRows>
     __device__ __forceinline__ void exponentiate(Scores& s, float scale, bool careful) {
         float part[2][2] = {};
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
             const int r = i / 2 % 2;
-            if (r >= kRows) {
-                s[i] = 0.0f;
-                continue;
-            }
             s[i] = probability(s[i], scale, careful, r);
             part[r][i % 2] += s[i];
         }
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) sum[r] += part[r][0] + part[r][1];
+        for (int r = 0; r < 2; ++r) sum[r] += part[r][0] + part[r][1];
     }
 
     // The lanes of a row must agree, so they use the largest of their sums.
-    template <int kRows>
     __device__ __forceinline__ void rescale_large_sums(Scores& s, float (&factor)[2]) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < 2; ++r) {
             const float largest = quad_max(sum[r]);
             if (!(largest > kSumLimit && largest <= kSumOverflow)) continue;
             const float scale = raise_kept_maximum_by_sum(kept_maximum[r], largest);

@@ -160,12 +160,11 @@ private:
 #pragma unroll
             for (int r = 0; r < 2; ++r) pair_of_scores(r, 2 * warp + n) = make_float2(s[n][2 * r], s[n][2 * r + 1]);
     }
-    template <int kRows>
     __device__ __forceinline__ void read_scores(typename Softmax::Scores& all) const {
 #pragma unroll
         for (int n = 0; n < kTileK / 8; ++n)
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) {
+            for (int r = 0; r < 2; ++r) {
                 const float2 pair = pair_of_scores(r, n);
                 all[4 * n + 2 * r] = pair.x, all[4 * n + 2 * r + 1] = pair.y;
             }
@@ -208,15 +207,9 @@ private:
         }
         share_scores(stage, first_key, range);
         __syncthreads();  // the scores are complete, and the values that other warps loaded have arrived
-        // With at most 8 rows the lane's row 1 does not exist, and half of the exponentials are not needed.
-        work_tile.rows <= kDecodeSlab / 2 ? attend_to_scores<1>(stage) : attend_to_scores<2>(stage);
-    }
-    // kRows: as in InvariantSoftmax::apply().
-    template <int kRows>
-    __device__ __forceinline__ void attend_to_scores(int stage) {
         typename Softmax::Scores p;
         float factor[2];
-        if (probabilities<kRows>(p, factor)) {
+        if (probabilities(p, factor)) {
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
@@ -232,16 +225,15 @@ private:
     }
     // Converts the scores of the tile to probabilities; all warps compute the same. Returns whether O must be multiplied by
     // `factor`.
-    template <int kRows>
     __device__ __forceinline__ bool probabilities(typename Softmax::Scores& p, float (&factor)[2]) {
         const float scale = are_scaled() ? 1.0f : params.scale_log2;
         const Softmax before = softmax;
-        read_scores<kRows>(p);
-        const bool rescale = softmax.template apply<kRows>(p, scale, false, factor);
+        read_scores(p);
+        const bool rescale = softmax.apply(p, scale, false, factor);
         if (__builtin_expect(!__any_sync(0xffffffffu, softmax.is_unsafe(0) || softmax.is_unsafe(1)), true)) return rescale;
         softmax = before;
-        read_scores<kRows>(p);
-        return softmax.template apply<kRows>(p, scale, true, factor);
+        read_scores(p);
+        return softmax.apply(p, scale, true, factor);
     }
 
     // The place of a segment of a row in the workspace.

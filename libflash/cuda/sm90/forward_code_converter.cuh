@@ -28,12 +28,16 @@ struct ForwardCodeConverter : ForwardProducer<Traits> {
     __device__ __forceinline__ explicit ForwardCodeConverter(const ForwardContext<Traits>& of_kernel) : Producer{of_kernel} {}
 
     __device__ __forceinline__ void run() const {
-        switch (context.params.code) {
-            case CodeType::none: break;
-            case CodeType::e4m3: convert_work_tiles<CodeType::e4m3>(); break;
-            case CodeType::e5m2: convert_work_tiles<CodeType::e5m2>(); break;
-            case CodeType::int8: convert_work_tiles<CodeType::int8>(); break;
-        }
+        State p = first_state();
+        ScheduleCursor cursor{};
+        wait_for_previous_kernel();
+        do {
+            bool found = this->wait_for_work_tile(p);
+            if (found) provide_empty_v(p);
+            for (; found; found = this->wait_for_work_tile(p)) convert_work_tile(p);
+            this->go_to_next_slot(p);
+            cursor.exact_maximum = context.storage.work_tiles[Storage::previous_slot(p.slot)].exact_maximum;
+        } while (scheduler.start_recompute(cursor));
     }
 
 private:
@@ -48,19 +52,6 @@ private:
                 static_cast<uint32_t>(row * kHeadDim + place * 16), static_cast<uint32_t>(Tile::offset(row, 2 * vector)), row};
     }
 
-    template <CodeType kCode>
-    __device__ __forceinline__ void convert_work_tiles() const {
-        State p = first_state();
-        ScheduleCursor cursor{};
-        wait_for_previous_kernel();
-        do {
-            bool found = this->wait_for_work_tile(p);
-            if (found) provide_empty_v(p);
-            for (; found; found = this->wait_for_work_tile(p)) convert_work_tile<kCode>(p);
-            this->go_to_next_slot(p);
-            cursor.exact_maximum = context.storage.work_tiles[Storage::previous_slot(p.slot)].exact_maximum;
-        } while (scheduler.start_recompute(cursor));
-    }
     // A stage of V without data, as in ForwardProducer.
     __device__ __forceinline__ void provide_empty_v(State& p) const {
         p.v.wait_empty();
@@ -73,7 +64,6 @@ private:
     }
 
     // In the order of the loads: V of a tile after K of the next tile.
-    template <CodeType kCode>
     __device__ __forceinline__ void convert_work_tile(State& p) const {
         const WorkTile& work_tile = context.storage.work_tiles[p.slot];
         const int begin = work_tile.keys.begin, last = work_tile.keys.end - 1;
@@ -85,7 +75,7 @@ private:
             const uint32_t to = of_v ? context.tiles.v(p.v.stage) : context.tiles.k(p.k.stage);
             of_v ? p.v.wait_empty() : p.k.wait_empty();
             p.codes.wait_full();
-            convert<kCode>(context.tiles.codes(p.codes.stage) + p.from, to + p.to);
+            convert(context.tiles.codes(p.codes.stage) + p.from, to + p.to);
             of_v ? zero_hidden_rows(work_tile, tile + 1, p.row, to + p.to) : describe_keys(p);
             fence_shared_for_async();
             __syncwarp();
@@ -114,8 +104,16 @@ private:
         if (key % 32 == 0) to.absent[key / 32] = from.absent[key / 32];
     }
 
+    __device__ __forceinline__ void convert(uint32_t from, uint32_t to) const {
+        switch (context.params.code) {
+            case CodeType::none: break;  // such caches have other instances
+            case CodeType::e4m3: convert_codes<CodeType::e4m3>(from, to); break;
+            case CodeType::e5m2: convert_codes<CodeType::e5m2>(from, to); break;
+            case CodeType::int8: convert_codes<CodeType::int8>(from, to); break;
+        }
+    }
     template <CodeType kCode>
-    __device__ __forceinline__ static void convert(uint32_t from, uint32_t to) {
+    __device__ __forceinline__ static void convert_codes(uint32_t from, uint32_t to) {
         constexpr int kChunks = kHeadDim / 64, kRowsAtOnce = 4 / kChunks * 8;  // four loads, so that none waits for another
 #pragma unroll 1
         for (int row = 0; row < kKeys; row += kRowsAtOnce, from += kRowsAtOnce * kHeadDim, to += kRowsAtOnce * 128) {
