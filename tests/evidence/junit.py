@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import pathlib
 import xml.etree.ElementTree as ET
 
 KINDS = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 KEPT, KEPT_CHARACTERS = 20, 300
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def counts(*reports: str) -> dict[str, object]:
@@ -19,7 +21,8 @@ def counts(*reports: str) -> dict[str, object]:
         outcomes = {KINDS[child.tag]: child for child in case if child.tag in KINDS}
         outcome = "failed" if "failed" in outcomes else next(iter(outcomes), "passed")
         by_file.setdefault(file, collections.Counter())[outcome] += 1
-        message = outcomes[outcome].get("message", "")[:KEPT_CHARACTERS] if outcome in outcomes else ""
+        message = outcomes[outcome].get("message", "") if outcome in outcomes else ""
+        message = message.replace(f"{ROOT}/", "")[:KEPT_CHARACTERS]  # paths in the repository, wherever that is
         if outcome == "skipped":
             reasons[message] += 1
         elif outcome == "failed":

@@ -42,3 +42,10 @@ def test_counts_of_pytest_itself(tmp_path: pathlib.Path) -> None:
     assert (found["passed"], found["skipped"]) == (1, 2)
     assert list(found["failures"]) == ["test_x.py::test_both"]
     assert found["skipped_because"]["why"] == 1
+
+
+def test_messages_name_files_within_the_repository() -> None:
+    message = f"{junit.ROOT}/tests/a.cu(3): error"
+    case = f'<testcase classname="tests.test_a" name="test_b"><failure message="{message}"/></testcase>'
+    found = junit.counts(f"<testsuite>{case}</testsuite>")
+    assert found["failures"] == {"tests/test_a.py::test_b": "tests/a.cu(3): error"}
