@@ -20,7 +20,7 @@ import pathlib
 import statistics
 import sys
 import tempfile
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,16 @@ def run_rank(rank: int, ranks: int, folder: str, setting: Setting, one_thread: b
     dist.init_process_group(backend_of(setting), init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     train_and_save(setting, pathlib.Path(folder) / "result.json")
     dist.destroy_process_group()
+    leave(0)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without the end of the interpreter, which a thread of gloo can abort: it may still drop tensors of the last
+    collective, for which it needs Python.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def train_and_save(setting: Setting, path: pathlib.Path) -> None:
@@ -170,6 +180,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # not sys.exit(): a thread of gloo may still drop tensors, which aborts a Python that is ending
+    leave(main())

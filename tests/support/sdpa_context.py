@@ -15,6 +15,7 @@ from libflash._torch_hf import forward as lf_attention
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+from two_processes import leave
 
 import libflash
 
@@ -86,6 +87,7 @@ def main() -> None:
         check(f"cuda:{rank}", torch.bfloat16, 0.03)
     check_models_are_refused(device if device == "cpu" else f"cuda:{rank}")
     dist.destroy_process_group()
+    leave()
 
 
 main()

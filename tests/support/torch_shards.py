@@ -8,6 +8,7 @@ import libflash.torch
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from two_processes import leave
 
 import libflash
 from libflash import flash_attn
@@ -159,6 +160,7 @@ def main() -> None:
     check_functions_of_flash_attn()
     check_refusals_name_the_dtensor()
     dist.destroy_process_group()
+    leave()
 
 
 main()
