@@ -60,6 +60,13 @@ public:
     bool holds(const std::vector<char>& before) const {
         return before.empty() || std::memcmp(block_.get(), before.data(), bytes_) == 0;
     }
+    // Becomes a copy of `from` with memory of its own, also if the view of `from` has only a part of its memory.
+    void copy(const Tensor& from) {
+        view = from.view, bytes_ = from.bytes_, lead_bytes_ = from.lead_bytes_;
+        block_.reset(static_cast<char*>(std::malloc(bytes_ ? bytes_ : 1)));
+        copy_bytes(from);
+        view.data = bytes_ ? block_.get() + lead_bytes_ : nullptr;
+    }
     void copy_bytes(const Tensor& from) {
         if (bytes_) std::memcpy(block_.get(), from.block_.get(), bytes_);
     }

@@ -6,6 +6,7 @@
 namespace fuzz {
 
 void attention_target(Bytes& bytes);
+void cache_write_target(Bytes& bytes);
 void decode_target(Bytes& bytes);
 void merge_target(Bytes& bytes);
 void tangent_target(Bytes& bytes);
