@@ -28,7 +28,7 @@ void DecodeCase::choose_sizes(Bytes& bytes) {
     batch = bytes.chance(6) ? 0 : bytes.between(1, 3);
     heads_k = bytes.between(1, 3);
     heads_q = heads_k * bytes.one_of<int64_t>({1, 2, 3, 4, 8});
-    const std::initializer_list<int64_t> dims = {1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 80, 128};
+    const std::initializer_list<int64_t> dims = {1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 80, 128, 576};
     head_dim = bytes.one_of(dims);
     head_dim_v = bytes.chance(180) ? head_dim : bytes.one_of(dims);
     seqlen_q = bytes.chance(6) ? 0 : bytes.chance(100) ? bytes.between(1, 20) : 1;
@@ -42,8 +42,16 @@ void DecodeCase::choose_sizes(Bytes& bytes) {
             head_dim_v = std::min<int64_t>(head_dim_v, 64);
         }
     }
+    choose_parts(bytes);
     append = capacity > 0 && bytes.chance(100);
     if (append) seqlen_new = bytes.chance(128) ? 1 : bytes.between(0, std::min<int64_t>(capacity, 20));
+}
+
+void DecodeCase::choose_parts(Bytes& bytes) {
+    if (head_dim > 1 && bytes.chance(80)) rope_dim = bytes.chance(128) ? (head_dim + 8) / 9 : bytes.between(1, head_dim - 1);
+    rope_in_k = rope_dim > 0 && !codes() && bytes.chance(128);
+    v_in_k = bytes.chance(rope_dim > 0 ? 128 : 30);
+    if (v_in_k) head_dim_v = bytes.chance(128) ? channels_k() : bytes.between(1, channels_k());
 }
 
 void DecodeCase::choose_options(Bytes& bytes) {
@@ -209,9 +217,10 @@ void DecodeCase::forget_spare_pages() {
 }
 
 void DecodeCase::make_rotary(Bytes& bytes, Random& random) {
-    if (head_dim < 2 || !bytes.chance(60)) return;
+    const int64_t channels = rope_dim > 0 ? rope_dim : head_dim;
+    if (channels < 2 || !bytes.chance(rope_dim > 0 ? 128 : 60)) return;
     if (bytes.chance(128)) options.flags |= FLASH_FLAG_ROTARY_INTERLEAVED;
-    const int64_t pairs = bytes.between(1, head_dim / 2), positions = capacity + seqlen_q + 1;
+    const int64_t pairs = bytes.between(1, channels / 2), positions = capacity + seqlen_q + 1;
     const int32_t type = bytes.chance(128) ? dtype : FLASH_DTYPE_FLOAT32;
     for (const DecodeRole role : {kCos, kSin}) {
         allocate(role, strided(bytes, type, {positions, pairs}, false), bytes);
@@ -241,9 +250,9 @@ int64_t DecodeCase::cache_block(int64_t b, int64_t j) const {
 }
 
 // One scale for all, or for each head, sequence, row or group of channels; the last two for codes, since an append computes them.
-void DecodeCase::make_scale(DecodeRole role, DecodeRole cache, Bytes& bytes) {
-    const flash_tensor_t& t = tensor[cache].view;
-    const int64_t channels = t.shape[3], groups = channels % 4 == 0 ? 4 : channels % 3 == 0 ? 3 : 1;
+void DecodeCase::make_scale(DecodeRole role, int64_t channels, Bytes& bytes) {
+    const flash_tensor_t& t = tensor[kKCache].view;
+    const int64_t groups = channels % 4 == 0 ? 4 : channels % 3 == 0 ? 3 : 1;
     const int32_t type = FLASH_DTYPE_FLOAT32;
     flash_tensor_t shape;
     switch (bytes.below(codes() ? 5 : 3)) {
@@ -258,33 +267,91 @@ void DecodeCase::make_scale(DecodeRole role, DecodeRole cache, Bytes& bytes) {
     allocate(role, shape, bytes);
 }
 
+// Values in k_cache have its scales, or v_scale. That is required if they end inside a group of channels, and not allowed if an
+// append computes k_scale; so they end with a group then.
+void DecodeCase::make_scales(Bytes& bytes) {
+    const int chance = codes() ? 128 : 30;
+    if (cache_dtype == FLASH_DTYPE_INT8 || bytes.chance(chance)) make_scale(kKScale, channels_k(), bytes);
+    if (!v_in_k) {
+        if (cache_dtype == FLASH_DTYPE_INT8 || bytes.chance(chance)) make_scale(kVScale, head_dim_v, bytes);
+        return;
+    }
+    const bool computed = append && scale_of_rows(kKScale), groups = tensor[kKScale].present() && tensor[kKScale].view.ndim == 4;
+    const int64_t of_group = groups ? channels_k() / tensor[kKScale].view.shape[3] : 1;
+    if (!computed && bytes.chance(60)) return make_scale(kVScale, head_dim_v, bytes);
+    head_dim_v = (head_dim_v + of_group - 1) / of_group * of_group;
+}
+
 // Cached rows that no sequence may read stay NaN, or what the bits of NaN are as a code: those past the lengths, before the
-// leftpad and on unused pages. So do their scales.
-void DecodeCase::fill_cached(DecodeRole cache, DecodeRole scale, Random& random) {
-    const flash_tensor_t &t = tensor[cache].view, &s = tensor[scale].view;
-    const double unit = cache_dtype == FLASH_DTYPE_INT8 ? 1.0 / 127 : 1.0;
-    const auto any_scale = [&] { return unit * (0.75 + 0.25 * random.uniform()); };
+// leftpad and on unused pages.
+void DecodeCase::fill_cached(DecodeRole cache, Random& random) {
+    const flash_tensor_t& t = tensor[cache].view;
     // A code of at most 1, and of INT8 any.
     const int64_t codes_of_sign = cache_dtype == FLASH_DTYPE_INT8 ? 128 : cache_dtype == FLASH_DTYPE_FLOAT8_E4M3 ? 0x39 : 0x3d;
     const auto any_code = [&] { return static_cast<uint8_t>(random.below(codes_of_sign) + (random.below(2) ? 128 : 0)); };
-    if (tensor[scale].present() && !scale_of_rows(scale))
-        each_element(s, [&](int64_t offset) { tensor[scale].set(offset, any_scale()); });
     for (int64_t b = 0; b < batch; ++b)
-        for (int64_t j = leftpad(b); j < cached(b); ++j) {
-            const int64_t block = cache_block(b, j), row = row_in_block(j);
+        for (int64_t j = leftpad(b); j < cached(b); ++j)
             for (int64_t h = 0; h < heads_k; ++h) {
-                const int64_t first = block * t.stride[0] + row * t.stride[1] + h * t.stride[2];
+                const int64_t first = cache_block(b, j) * t.stride[0] + row_in_block(j) * t.stride[1] + h * t.stride[2];
                 for (int64_t c = 0; c < t.shape[3]; ++c) {
-                    if (codes()) {
+                    if (t.dtype != dtype) {
                         static_cast<uint8_t*>(t.data)[first + c] = any_code();
                     } else {
                         tensor[cache].set(first + c, random.uniform());
                     }
                 }
-                for (int64_t g = 0; scale_of_rows(scale) && g < (s.ndim == 4 ? s.shape[3] : 1); ++g)
-                    tensor[scale].set(block * s.stride[0] + row * s.stride[1] + h * s.stride[2] + g * s.stride[3], any_scale());
             }
-        }
+}
+
+// Scales of rows that no sequence may read stay NaN, unless an append leaves them to the caller.
+void DecodeCase::fill_scale(DecodeRole scale, Random& random) {
+    const flash_tensor_t& s = tensor[scale].view;
+    const double unit = cache_dtype == FLASH_DTYPE_INT8 ? 1.0 / 127 : 1.0;
+    const auto set = [&](int64_t offset) { tensor[scale].set(offset, unit * (0.75 + 0.25 * random.uniform())); };
+    if (!scale_of_rows(scale) || (scale == kVScale && v_in_k && append)) return each_element(s, set);
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t j = leftpad(b); j < cached(b); ++j)
+            for (int64_t h = 0; h < heads_k; ++h)
+                for (int64_t g = 0; g < (s.ndim == 4 ? s.shape[3] : 1); ++g)
+                    set(cache_block(b, j) * s.stride[0] + row_in_block(j) * s.stride[1] + h * s.stride[2] + g * s.stride[3]);
+}
+
+void DecodeCase::make_caches(Bytes& bytes) {
+    const int64_t first = page_size > 0 ? pages : entries, second = page_size > 0 ? page_size : capacity;
+    const auto shape = [&](int32_t type, int64_t channels) {
+        return strided(bytes, type, {first, second, heads_k, channels}, false);
+    };
+    allocate(kKCache, shape(cache_dtype, rope_in_k ? head_dim : channels_k()), bytes);
+    tensor[kKCache].view.shape[3] = channels_k();
+    if (rope_dim > 0 && !rope_in_k) allocate(kRopeCache, shape(dtype, rope_dim), bytes);
+    make_scales(bytes);
+    if (!v_in_k) allocate(kVCache, shape(cache_dtype, head_dim_v), bytes);
+}
+
+// Query rows, or rows to append.
+flash_tensor_t DecodeCase::rows_shape(bool of_queries, int64_t heads, int64_t channels, bool repeats, Bytes& bytes) const {
+    int64_t total = 0;
+    for (const int64_t count : of_queries ? rows : new_rows) total += count;
+    if (packed) return strided(bytes, dtype, {total, heads, channels}, repeats);
+    return strided(bytes, dtype, {batch, of_queries ? seqlen_q : seqlen_new, heads, channels}, repeats);
+}
+
+void DecodeCase::make_new_rows(Bytes& bytes) {
+    if (!append) return;
+    allocate(kKNew, rows_shape(false, heads_k, channels_k(), true, bytes), bytes);
+    if (rope_dim > 0) allocate(kRopeNew, rows_shape(false, heads_k, rope_dim, true, bytes), bytes);
+    if (!v_in_k) allocate(kVNew, rows_shape(false, heads_k, head_dim_v, true, bytes), bytes);
+}
+
+void DecodeCase::find_magnitudes() {
+    Magnitudes& m = magnitudes;
+    if (codes()) m.q *= 1.2, m.v *= 1.2;                          // new rows, rounded to codes
+    m.k = m.q;                                                    // new keys are rotated, too
+    if (v_in_k) m.v = tensor[kVScale].present() ? 2 * m.k : m.k;  // a new key divided by k_scale, times v_scale
+    m.scale = options.flags & FLASH_FLAG_SCALE ? options.softmax_scale : 1 / std::sqrt(static_cast<double>(head_dim));
+    m.softcap = options.softcap;
+    m.head_dim = static_cast<double>(head_dim), m.head_dim_v = static_cast<double>(head_dim_v);
+    m.keys = static_cast<double>(capacity + 1);
 }
 
 DecodeCase::DecodeCase(Bytes& bytes) {
@@ -302,41 +369,33 @@ DecodeCase::DecodeCase(Bytes& bytes) {
     forget_spare_pages();
     make_rotary(bytes, random);
     make_head_terms(bytes, random);
-    const auto rows_shape = [&](const std::vector<int64_t>& counts, int64_t heads, int64_t channels, bool repeats) {
-        int64_t total = 0;
-        for (const int64_t count : counts) total += count;
-        if (packed) return strided(bytes, dtype, {total, heads, channels}, repeats);
-        return strided(bytes, dtype, {batch, &counts == &rows ? seqlen_q : seqlen_new, heads, channels}, repeats);
-    };
-    allocate(kQuery, rows_shape(rows, heads_q, head_dim, true), bytes);
-    allocate(kDecodeOut, rows_shape(rows, heads_q, head_dim_v, false), bytes);
-    const int64_t first = page_size > 0 ? pages : entries, second = page_size > 0 ? page_size : capacity;
-    allocate(kKCache, strided(bytes, cache_dtype, {first, second, heads_k, head_dim}, false), bytes);
-    allocate(kVCache, strided(bytes, cache_dtype, {first, second, heads_k, head_dim_v}, false), bytes);
-    for (const DecodeRole role : {kKScale, kVScale})
-        if (cache_dtype == FLASH_DTYPE_INT8 || bytes.chance(codes() ? 128 : 30))
-            make_scale(role, role == kKScale ? kKCache : kVCache, bytes);
-    if (append) {
-        allocate(kKNew, rows_shape(new_rows, heads_k, head_dim, true), bytes);
-        allocate(kVNew, rows_shape(new_rows, heads_k, head_dim_v, true), bytes);
-    }
+    make_caches(bytes);
+    make_new_rows(bytes);
+    allocate(kQuery, rows_shape(true, heads_q, head_dim, true, bytes), bytes);
+    allocate(kDecodeOut, rows_shape(true, heads_q, head_dim_v, false, bytes), bytes);
     const int32_t type = dtype == FLASH_DTYPE_FLOAT64 ? FLASH_DTYPE_FLOAT64 : FLASH_DTYPE_FLOAT32;
     if (bytes.chance(200)) {
         const int64_t total = tensor[kQuery].view.shape[0];
         allocate(kDecodeLse, packed ? contiguous(type, {heads_q, total}) : contiguous(type, {batch, heads_q, seqlen_q}), bytes);
     }
-    for (const DecodeRole role : {kQuery, kKNew, kVNew})
+    for (const DecodeRole role : {kQuery, kKNew, kVNew, kRopeNew})
         if (tensor[role].present()) tensor[role].fill(random, 1);
-    fill_cached(kKCache, kKScale, random);
-    fill_cached(kVCache, kVScale, random);
+    tensor[kKCache].view.shape[3] = rope_in_k ? head_dim : channels_k();
+    for (const DecodeRole role : {kKCache, kVCache, kRopeCache})
+        if (tensor[role].present()) fill_cached(role, random);
+    tensor[kKCache].view.shape[3] = channels_k();
+    for (const DecodeRole role : {kKScale, kVScale})
+        if (tensor[role].present()) fill_scale(role, random);
+    find_magnitudes();
+}
 
-    Magnitudes& m = magnitudes;
-    if (codes()) m.q *= 1.2, m.v *= 1.2;  // new rows, rounded to codes
-    m.k = m.q;                            // new keys are rotated, too
-    m.scale = options.flags & FLASH_FLAG_SCALE ? options.softmax_scale : 1 / std::sqrt(static_cast<double>(head_dim));
-    m.softcap = options.softcap;
-    m.head_dim = static_cast<double>(head_dim), m.head_dim_v = static_cast<double>(head_dim_v);
-    m.keys = static_cast<double>(capacity + 1);
+void DecodeCase::place_parts(DecodeCall& call) const {
+    const flash_tensor_t& k = call.view[kKCache];
+    if (v_in_k) call.view[kVCache] = k, call.view[kVCache].shape[3] = head_dim_v;
+    if (!rope_in_k) return;
+    flash_tensor_t& rope = call.view[kRopeCache];
+    rope = k, rope.shape[3] = rope_dim;
+    if (k.data) rope.data = static_cast<char*>(k.data) + channels_k() * bytes_of(k.dtype);
 }
 
 DecodeCall DecodeCase::call() const {
@@ -346,6 +405,9 @@ DecodeCall DecodeCase::call() const {
         call.given[role] = tensor[role].present();
         call.view[role] = tensor[role].view;
     }
+    call.given[kVCache] = true;
+    call.given[kRopeCache] = rope_dim > 0;
+    place_parts(call);
     return call;
 }
 
@@ -356,6 +418,7 @@ void DecodeCall::bind() {
     options.alibi_slopes = at(kSlopes), options.learnable_sink = at(kDecodeSink);
     options.cu_seqlens_q = at(kCuQ), options.cu_seqlens_new = at(kCuNew), options.q_positions = at(kPositions);
     options.k_scale = at(kKScale), options.v_scale = at(kVScale);
+    options.k_rope_cache = at(kRopeCache), options.k_rope_new = at(kRopeNew);
     options.tree_mask = at(kTree), options.cu_seqlens_tree = at(kCuTree);
     options.shared_groups = at(kGroups), options.shared_lens = at(kShared);
 }

@@ -86,10 +86,10 @@ std::string invalidate_contents(DecodeCase& problem, DecodeCall& call, Bytes& by
     }
 }
 
-std::string invalidate_combination(DecodeCall& call, Bytes& bytes) {
-    switch (bytes.below(6)) {
+std::string invalidate_combination(const DecodeCase& problem, DecodeCall& call, Bytes& bytes) {
+    switch (bytes.below(8)) {
         case 0:
-            if (!call.given[kKNew]) return {};
+            if (!call.given[kVNew]) return {};
             call.given[bytes.chance(128) ? kKNew : kVNew] = false;
             return "k_new without v_new";
         case 1:
@@ -108,6 +108,14 @@ std::string invalidate_combination(DecodeCall& call, Bytes& bytes) {
             if (!call.given[kGroups]) return {};
             call.given[bytes.chance(128) ? kGroups : kShared] = false;
             return "shared_groups without shared_lens";
+        case 5:
+            if (!call.given[kRopeNew]) return {};
+            call.given[bytes.one_of({kKNew, kRopeNew, kRopeCache})] = false;
+            return "a rope part without the rest";
+        case 6:
+            if (!problem.v_in_k || !problem.append || !problem.scale_of_rows(kKScale)) return {};
+            call.given[kVScale] = true, call.view[kVScale] = call.view[kKScale];
+            return "v_scale for values in k_cache, whose scales an append computes";
         default: call.given[bytes.one_of({kQuery, kKCache, kVCache, kDecodeOut})] = false; return "a required tensor is NULL";
     }
 }
@@ -124,15 +132,17 @@ std::string invalidate(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flas
         return fault.name;
     }
     if (kind == 1) return invalidate_contents(problem, call, bytes);
-    if (kind == 2) return invalidate_combination(call, bytes);
+    if (kind == 2) return invalidate_combination(problem, call, bytes);
     const auto role = static_cast<DecodeRole>(bytes.below(kDecodeRoles));
     if (!call.given[role]) return {};
-    const bool cache = role == kKCache || role == kVCache;
+    const bool cache = role == kKCache || role == kVCache || role == kRopeCache;
     TensorTraits traits;
     const bool scale = role == kKScale || role == kVScale, written = cache || (scale && problem.scale_of_rows(role));
     traits.output = role == kDecodeOut || role == kDecodeLse || (written && problem.seqlen_new > 0 && problem.append);
-    traits.rows = role <= kDecodeOut || role == kKNew || role == kVNew || role == kPositions;
-    traits.exact = role != kTable && role != kTree && !scale;
+    traits.rows = role <= kDecodeOut || cache || role == kKNew || role == kVNew || role == kRopeNew || role == kPositions;
+    // The number of new rows follows only from another tensor of new rows.
+    const bool free_rows = role == kKNew && !call.given[kVNew] && !call.given[kRopeNew];
+    traits.exact = role != kTable && role != kTree && !scale && !free_rows;
     return invalidate_tensor(call.view[role], call.view[kQuery], traits, bytes);
 }
 

@@ -7,19 +7,18 @@
 namespace fuzz {
 namespace {
 
-constexpr DecodeRole kWritten[] = {kDecodeOut, kDecodeLse, kKCache, kVCache, kKScale, kVScale};
+constexpr DecodeRole kWritten[] = {kDecodeOut, kDecodeLse, kKCache, kVCache, kRopeCache, kKScale, kVScale};
 
 struct Outputs {
     Tensor tensor[kDecodeRoles];
 
     Outputs(const DecodeCase& problem, DecodeCall& call) {
         for (const DecodeRole role : kWritten) {
-            if (!call.given[role]) continue;
-            tensor[role].allocate(problem.tensor[role].view, static_cast<int64_t>(problem.tensor[role].lead_bytes()) /
-                                                                 bytes_of(problem.tensor[role].view.dtype));
-            tensor[role].copy_bytes(problem.tensor[role]);
+            if (!problem.tensor[role].present()) continue;
+            tensor[role].copy(problem.tensor[role]);
             call.view[role] = tensor[role].view;
         }
+        problem.place_parts(call);
     }
 };
 
@@ -32,13 +31,12 @@ void run(DecodeCall& call, const char* kernel, int fill) {
     check_status(call.run(workspace.data(), bytes), FLASH_STATUS_OK, "decode");
 }
 
-// The new rows without their batch dimension; empty if they cannot be seen so, or not be written to slots.
-bool rows_of_slots(const DecodeCase& problem, const DecodeCall& call, DecodeRole role, flash_tensor_t* rows) {
-    *rows = call.view[role];
+// Takes the batch dimension from new rows. Returns false if they cannot be seen so.
+bool remove_batch(const DecodeCase& problem, flash_tensor_t& rows) {
     if (problem.packed) return true;
     if (problem.batch != 1) return false;
-    --rows->ndim;
-    for (int n = 0; n < rows->ndim; ++n) rows->shape[n] = rows->shape[n + 1], rows->stride[n] = rows->stride[n + 1];
+    --rows.ndim;
+    for (int n = 0; n < rows.ndim; ++n) rows.shape[n] = rows.shape[n + 1], rows.stride[n] = rows.stride[n + 1];
     return true;
 }
 
@@ -55,8 +53,9 @@ int64_t row_on_shard(const flash_decode_options_t& options, int64_t j) {
 
 // flash_cache_write gives the caches and scales of an append, bit for bit.
 void compare_cache_write(const DecodeCase& problem, DecodeCall call, const Outputs& appended) {
-    flash_tensor_t k_rows, v_rows;
-    if (!problem.append || !rows_of_slots(problem, call, kKNew, &k_rows) || !rows_of_slots(problem, call, kVNew, &v_rows)) return;
+    if (problem.v_in_k) call.given[kVCache] = call.given[kVScale] = false;  // only the keys are written
+    for (const DecodeRole role : {kKNew, kVNew, kRopeNew})
+        if (!problem.append || (call.given[role] && !remove_batch(problem, call.view[role]))) return;
     for (const DecodeRole role : {kKScale, kVScale})
         if (call.given[role] && call.view[role].ndim == 2) return;  // a slot belongs to no sequence
     if (call.given[kCos] && call.given[kPositions]) return;         // of query rows, and so of new keys
@@ -77,17 +76,49 @@ void compare_cache_write(const DecodeCase& problem, DecodeCall call, const Outpu
     options.struct_size = sizeof options;
     options.flags = call.options.flags & FLASH_FLAG_ROTARY_INTERLEAVED;
     options.k_scale = call.at(kKScale), options.v_scale = call.at(kVScale);
+    options.k_rope_cache = call.at(kRopeCache), options.k_rope_new = call.at(kRopeNew);
     options.rotary_cos = call.at(kCos), options.rotary_sin = call.at(kSin);
     options.positions = call.given[kCos] ? &position_view : nullptr;
     options.num_threads = call.options.num_threads;
-    check_status(flash_cache_write(&k_rows, &v_rows, call.at(kKCache), call.at(kVCache), &slot_view, &options, nullptr),
-                 FLASH_STATUS_OK, "cache_write");
-    for (const DecodeRole role : {kKCache, kVCache, kKScale, kVScale})
-        FUZZ_CHECK(!call.given[role] || written.tensor[role].bytes() == appended.tensor[role].bytes(),
-                   "cache_write and an append differ in tensor %d", role);
+    check_status(
+        flash_cache_write(call.at(kKNew), call.at(kVNew), call.at(kKCache), call.at(kVCache), &slot_view, &options, nullptr),
+        FLASH_STATUS_OK, "cache_write");
+    for (const DecodeRole role : {kKCache, kVCache, kRopeCache, kKScale, kVScale})
+        FUZZ_CHECK(written.tensor[role].bytes() == appended.tensor[role].bytes(), "cache_write and an append differ in tensor %d",
+                   role);
+}
+
+// Values in the cache of keys give the bits that a copy of them gives, with a copy of its scales.
+void compare_values_apart(const DecodeCase& problem, DecodeCall call, const Outputs& reference) {
+    if (!problem.v_in_k || problem.append) return;
+    const Outputs apart(problem, call);
+    Tensor values;
+    values.copy(problem.tensor[kKCache]);
+    call.view[kVCache] = values.view, call.view[kVCache].shape[3] = problem.head_dim_v;
+    if (!call.given[kVScale] && call.given[kKScale]) {
+        call.given[kVScale] = true;
+        flash_tensor_t& scale = call.view[kVScale] = call.view[kKScale];
+        if (scale.ndim == 4) scale.shape[3] = problem.head_dim_v * scale.shape[3] / problem.channels_k();
+    }
+    run(call, "decode_cpu_scalar", 0);
+    for (const DecodeRole role : {kDecodeOut, kDecodeLse})
+        FUZZ_CHECK(apart.tensor[role].bytes() == reference.tensor[role].bytes(), "values apart from keys differ: tensor %d",
+                   role);
+}
+
+// Two parts of keys that lie side by side give what the whole keys give.
+void compare_whole_keys(const DecodeCase& problem, DecodeCall call, const Outputs& reference, const ErrorBounds& bounds) {
+    if (!problem.rope_in_k || problem.append || call.given[kKScale] || call.given[kCos]) return;
+    const Outputs whole(problem, call);
+    call.given[kRopeCache] = false, call.view[kKCache].shape[3] = problem.head_dim;
+    run(call, "decode_cpu_scalar", 0);
+    const Rounding rounding(problem.dtype);
+    check_close(whole.tensor[kDecodeOut], reference.tensor[kDecodeOut], rounding.u, bounds.o, "out of whole keys");
+    check_close(whole.tensor[kDecodeLse], reference.tensor[kDecodeLse], rounding.sums, bounds.lse, "lse of whole keys");
 }
 
 void compare(const DecodeCase& problem, DecodeCall call, const char* kernel, Bytes& bytes) {
+    const DecodeCall original = call;
     DecodeCall reference_call = call;
     const Outputs got(problem, call), reference(problem, reference_call);
     run(reference_call, "decode_cpu_scalar", 0);
@@ -95,12 +126,12 @@ void compare(const DecodeCase& problem, DecodeCall call, const char* kernel, Byt
     run(call, kernel, bytes.byte());
     const Rounding rounding(problem.dtype);
     const ErrorBounds bounds(rounding, problem.magnitudes);
+    compare_values_apart(problem, original, reference);
+    compare_whole_keys(problem, original, reference, bounds);
     check_close(got.tensor[kDecodeOut], reference.tensor[kDecodeOut], rounding.u, bounds.o, "out");
     check_close(got.tensor[kDecodeLse], reference.tensor[kDecodeLse], rounding.sums, bounds.lse, "lse");
-    FUZZ_CHECK(got.tensor[kKCache].bytes() == reference.tensor[kKCache].bytes(), "the caches of keys differ");
-    FUZZ_CHECK(got.tensor[kVCache].bytes() == reference.tensor[kVCache].bytes(), "the caches of values differ");
-    for (const DecodeRole role : {kKScale, kVScale})
-        FUZZ_CHECK(!call.given[role] || got.tensor[role].bytes() == reference.tensor[role].bytes(), "the scales differ");
+    for (const DecodeRole role : {kKCache, kVCache, kRopeCache, kKScale, kVScale})
+        FUZZ_CHECK(got.tensor[role].bytes() == reference.tensor[role].bytes(), "caches or scales differ: tensor %d", role);
 }
 
 void refuse(DecodeCase& problem, DecodeCall call, Bytes& bytes) {
