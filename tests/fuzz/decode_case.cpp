@@ -343,6 +343,14 @@ void DecodeCase::make_new_rows(Bytes& bytes) {
     if (!v_in_k) allocate(kVNew, rows_shape(false, heads_k, head_dim_v, true, bytes), bytes);
 }
 
+// Any size and any numbers: the CPU has no use for a schedule.
+void DecodeCase::make_schedule(Bytes& bytes, Random& random) {
+    if (!bytes.chance(60)) return;
+    allocate(kSchedule, contiguous(FLASH_DTYPE_INT32, {bytes.below(40)}), bytes);
+    each_element(tensor[kSchedule].view,
+                 [&](int64_t offset) { tensor[kSchedule].ints()[offset] = static_cast<int32_t>(random.word() >> 32); });
+}
+
 void DecodeCase::find_magnitudes() {
     Magnitudes& m = magnitudes;
     if (codes()) m.q *= 1.2, m.v *= 1.2;                          // new rows, rounded to codes
@@ -371,6 +379,7 @@ DecodeCase::DecodeCase(Bytes& bytes) {
     make_head_terms(bytes, random);
     make_caches(bytes);
     make_new_rows(bytes);
+    make_schedule(bytes, random);
     allocate(kQuery, rows_shape(true, heads_q, head_dim, true, bytes), bytes);
     allocate(kDecodeOut, rows_shape(true, heads_q, head_dim_v, false, bytes), bytes);
     const int32_t type = dtype == FLASH_DTYPE_FLOAT64 ? FLASH_DTYPE_FLOAT64 : FLASH_DTYPE_FLOAT32;
@@ -421,11 +430,22 @@ void DecodeCall::bind() {
     options.k_rope_cache = at(kRopeCache), options.k_rope_new = at(kRopeNew);
     options.tree_mask = at(kTree), options.cu_seqlens_tree = at(kCuTree);
     options.shared_groups = at(kGroups), options.shared_lens = at(kShared);
+    options.schedule = at(kSchedule);
 }
 
 flash_status_t DecodeCall::workspace_size(size_t* bytes) const {
     return flash_attention_decode_workspace_size(at(kQuery), at(kKCache), at(kVCache), at(kDecodeOut), at(kDecodeLse), &options,
                                                  bytes);
+}
+
+flash_status_t DecodeCall::schedule_size(size_t* bytes) const {
+    return flash_attention_decode_schedule_size(at(kQuery), at(kKCache), at(kVCache), at(kDecodeOut), at(kDecodeLse), &options,
+                                                bytes);
+}
+
+flash_status_t DecodeCall::write_schedule(const flash_tensor_t* schedule) const {
+    return flash_attention_decode_schedule(at(kQuery), at(kKCache), at(kVCache), at(kDecodeOut), at(kDecodeLse), &options,
+                                           schedule, nullptr);
 }
 
 flash_status_t DecodeCall::run(void* workspace, size_t bytes) const {

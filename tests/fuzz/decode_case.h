@@ -35,6 +35,7 @@ enum DecodeRole {
     kVScale,
     kRopeCache,
     kRopeNew,
+    kSchedule,
     kDecodeRoles
 };
 
@@ -46,6 +47,8 @@ struct DecodeCall {
     const flash_tensor_t* at(DecodeRole role) const { return given[role] ? &view[role] : nullptr; }
     void bind();
     flash_status_t workspace_size(size_t* bytes) const;
+    flash_status_t schedule_size(size_t* bytes) const;
+    flash_status_t write_schedule(const flash_tensor_t* schedule) const;
     flash_status_t run(void* workspace, size_t bytes) const;
 };
 
@@ -97,6 +100,7 @@ private:
     void make_new_rows(Bytes& bytes);
     void fill_cached(DecodeRole cache, Random& random);
     void fill_scale(DecodeRole scale, Random& random);
+    void make_schedule(Bytes& bytes, Random& random);
     void find_magnitudes();
     void make_rotary(Bytes& bytes, Random& random);
     void make_head_terms(Bytes& bytes, Random& random);

@@ -142,7 +142,7 @@ std::string invalidate(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flas
     traits.rows = role <= kDecodeOut || cache || role == kKNew || role == kVNew || role == kRopeNew || role == kPositions;
     // The number of new rows follows only from another tensor of new rows.
     const bool free_rows = role == kKNew && !call.given[kVNew] && !call.given[kRopeNew];
-    traits.exact = role != kTable && role != kTree && !scale && !free_rows;
+    traits.exact = role != kTable && role != kTree && role != kSchedule && !scale && !free_rows;
     return invalidate_tensor(call.view[role], call.view[kQuery], traits, bytes);
 }
 

@@ -117,13 +117,56 @@ void compare_whole_keys(const DecodeCase& problem, DecodeCall call, const Output
     check_close(whole.tensor[kDecodeLse], reference.tensor[kDecodeLse], rounding.sums, bounds.lse, "lse of whole keys");
 }
 
+// The queries accept a call without the addresses of its tensors. The workspace may then be larger: caches with the same strides
+// may be one.
+void check_queries(const DecodeCall& call) {
+    DecodeCall described = call, bound = call;
+    for (flash_tensor_t& view : described.view) view.data = nullptr;
+    described.bind(), bound.bind();
+    size_t bytes = 0, bytes_described = 1, bytes_schedule = 1;
+    check_status(bound.workspace_size(&bytes), FLASH_STATUS_OK, "workspace_size");
+    check_status(described.workspace_size(&bytes_described), FLASH_STATUS_OK, "workspace_size without addresses");
+    FUZZ_CHECK(bytes <= bytes_described, "workspace of %zu bytes, without addresses %zu", bytes, bytes_described);
+    check_status(described.schedule_size(&bytes_schedule), FLASH_STATUS_OK, "schedule_size");
+    FUZZ_CHECK(bytes_schedule == 0, "schedule of %zu bytes on the CPU", bytes_schedule);
+}
+
+// A schedule of size 0 is not written. Only the lengths need addresses.
+void check_write_schedule(const DecodeCase& problem, DecodeCall call) {
+    Tensor schedule;
+    schedule.copy(problem.tensor[kSchedule]);
+    for (int role = 0; role < kDecodeRoles; ++role)
+        if (role != kSeqlens && role != kCuQ && role != kCuNew) call.view[role].data = nullptr;
+    call.given[kSchedule] = false;
+    call.bind();
+    check_status(call.write_schedule(&schedule.view), FLASH_STATUS_OK, "decode_schedule");
+    FUZZ_CHECK(schedule.bytes() == problem.tensor[kSchedule].bytes(), "a schedule of size 0 was written");
+    check_status(call.write_schedule(nullptr), FLASH_STATUS_INVALID, "decode_schedule without schedule");
+}
+
+// No bit of a result depends on the schedule, and the call only reads it.
+void check_schedule(const DecodeCase& problem, DecodeCall call, const Outputs& got, const char* kernel) {
+    if (!call.given[kSchedule]) return;
+    check_write_schedule(problem, call);
+    const std::vector<char> before = problem.tensor[kSchedule].bytes();
+    const Outputs with(problem, call);
+    run(call, kernel, 0);
+    FUZZ_CHECK(problem.tensor[kSchedule].holds(before), "decode wrote to the schedule");
+    for (const DecodeRole role : kWritten)
+        FUZZ_CHECK(with.tensor[role].bytes() == got.tensor[role].bytes(), "tensor %d depends on the schedule", role);
+}
+
 void compare(const DecodeCase& problem, DecodeCall call, const char* kernel, Bytes& bytes) {
     const DecodeCall original = call;
     DecodeCall reference_call = call;
     const Outputs got(problem, call), reference(problem, reference_call);
+    check_queries(call);
     run(reference_call, "decode_cpu_scalar", 0);
     compare_cache_write(problem, call, reference);
-    run(call, kernel, bytes.byte());
+    DecodeCall without_schedule = call;
+    without_schedule.given[kSchedule] = false;
+    run(without_schedule, kernel, bytes.byte());
+    check_schedule(problem, call, got, kernel);
     const Rounding rounding(problem.dtype);
     const ErrorBounds bounds(rounding, problem.magnitudes);
     compare_values_apart(problem, original, reference);
