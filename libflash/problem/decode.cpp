@@ -253,13 +253,19 @@ void build_cache(DecodeProblem& p, const DecodeTensors& tensors) {
         invalid("shard_count", "times the capacity of the cache must be below 2^40", p.shard.count, " x ", p.cache.capacity);
 }
 
+// Of k_cache.
+int64_t channels_of_scale(const DecodeProblem& p) { return p.cache.k.shape[3] / p.cache.k_scale.groups; }
+bool values_end_with_group(const DecodeProblem& p) {
+    return p.cache.k_scale.groups == 1 || p.head_dim_v % channels_of_scale(p) == 0;
+}
+
 // The scales of a view of k_cache are those of k_cache, unless v_scale is given.
 CacheScale scale_of_view(const DecodeProblem& p) {
     const CacheScale& k = p.cache.k_scale;
     CacheScale scale = k;
     if (k.groups == 1) return scale;
-    const int64_t group = p.cache.k.shape[3] / k.groups;
-    if (p.head_dim_v % group != 0) {
+    const int64_t group = channels_of_scale(p);
+    if (!values_end_with_group(p)) {
         if (p.k_new.present && k.of_rows)
             invalid("head_dim_v",
                     "must be a multiple of the channels that share a scale of k_cache if an append computes k_scale",
@@ -271,12 +277,14 @@ CacheScale scale_of_view(const DecodeProblem& p) {
     return scale;
 }
 
-void build_scales(DecodeProblem& p, const DecodeTensors& tensors) {
+// `addresses`: whether those of the caches count. If not, caches of equal strides are one, unless only two can have these scales.
+void build_scales(DecodeProblem& p, const DecodeTensors& tensors, bool addresses) {
     const TensorView& k = p.cache.k;
     CacheScaleSizes sizes{p.batch, k.shape[0], k.shape[1], p.heads_k, k.shape[3]};
     if (tensors.k_scale.present) p.cache.k_scale = build_cache_scale(tensors.k_scale, "k_scale", sizes, p.device);
     check_scale_given(p.cache, p.cache.k_scale, "k_scale", p.k_new.present);
     sizes.channels = p.head_dim_v;
+    if (!addresses && !p.k_new.present && !tensors.v_scale.present && !values_end_with_group(p)) p.cache.v_in_k = false;
     if (tensors.v_scale.present) {
         p.cache.v_scale = build_cache_scale(tensors.v_scale, "v_scale", sizes, p.device);
         if (p.cache.v_in_k && p.k_new.present && p.cache.k_scale.of_rows) {
@@ -396,7 +404,7 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
     check_outputs(problem);
     build_cache(problem, tensors);
     build_appended(problem, tensors);
-    build_scales(problem, tensors);
+    build_scales(problem, tensors, reader.is_call() && k_cache->data);  // queries and empty caches may have no addresses
     if (problem.rotary_cos.present) {
         check_rotary_tables(problem.rotary_cos, problem.rotary_sin, problem.cache, problem.dtype, problem.device);
     }

@@ -120,6 +120,7 @@ CASES = [
     row(
         "view-groups", both(view_of_k, NO_APPEND, scale("k_scale", 3, 12, 2, 2)),
         "v_scale", "is required if head_dim_v is not a multiple of the channels that share a scale of k_cache", "6 and 4",
+        data=True,
     ),
     row(
         "view-groups-append",

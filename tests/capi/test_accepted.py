@@ -244,6 +244,23 @@ def test_caches_without_rows_have_no_address() -> None:
     assert not case.arrays["out"].any()
 
 
+@pytest.mark.parametrize("rows", [0, 12])
+def test_caches_of_equal_strides_without_addresses(rows: int) -> None:
+    """The scales of groups of channels of the keys do not divide the channels of the values. Without addresses, in the query and
+    where there are no rows, the caches could be one, which would need v_scale; but they need not be.
+    """
+    case = decode("dense")
+    for name, channels in (("k_cache", D), ("v_cache", DV)):
+        view = case.put(name, floats(B, rows, HK, D))
+        view.shape[3] = channels
+        if rows == 0:
+            view.data = None
+    case.options = {}
+    case.option("k_scale", np.ones((B, rows, HK, 2), np.float32))
+    assert query(case, options_of(case))[0] == abi.OK, abi.last_error()
+    run(case)
+
+
 def test_table_entries_past_the_keys_are_not_read() -> None:
     case, same = build("decode", "paged"), build("decode", "paged")
     case.option("cache_seqlens", ints(1, 5))

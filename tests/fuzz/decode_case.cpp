@@ -325,7 +325,11 @@ void DecodeCase::make_caches(Bytes& bytes) {
     tensor[kKCache].view.shape[3] = channels_k();
     if (rope_dim > 0 && !rope_in_k) allocate(kRopeCache, shape(dtype, rope_dim), bytes);
     make_scales(bytes);
-    if (!v_in_k) allocate(kVCache, shape(cache_dtype, head_dim_v), bytes);
+    if (v_in_k) return;
+    // With the strides of the keys, as if both were slices of one buffer: without addresses they could be one cache.
+    flash_tensor_t values = shape(cache_dtype, head_dim_v);
+    if (head_dim_v <= channels_k() && bytes.chance(60)) values = tensor[kKCache].view, values.shape[3] = head_dim_v;
+    allocate(kVCache, values, bytes);
 }
 
 // Query rows, or rows to append.
