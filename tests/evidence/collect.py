@@ -208,10 +208,11 @@ def benchmark(run: Run) -> tuple[str, str, dict]:
     """Device time of every cell, then host time per call; a failure of the latter does not fail the stage."""
     folder = ROOT / "tests/benchmark"
     status, why, data = by_json("benchmark", folder / "gpu_attention.py", run, "--rounds", "3", "--json")
-    host = run.logs / "host.json"
-    host.unlink(missing_ok=True)
-    if run.program("host", [str(folder / "host_cost.py"), "--device", "cuda", "--json", str(host)]).code == 0:
-        data["host_microseconds"] = json.loads(host.read_text())
+    for name, key in (("host_cost", "host_microseconds"), ("autograd_cost", "autograd_microseconds")):
+        made = run.logs / f"{name}.json"
+        made.unlink(missing_ok=True)
+        if run.program(name, [str(folder / f"{name}.py"), "--device", "cuda", "--json", str(made)]).code == 0:
+            data[key] = json.loads(made.read_text())
     return status, why, data
 
 
