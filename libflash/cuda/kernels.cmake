@@ -31,6 +31,11 @@ set(versions_backward_sm80_f32_d64 80 90 120)
 set(versions_backward_sm80_f32_d128_small 80 90 120)
 set(versions_backward_sm80_f32_d256_small 80 90 120)
 
+# The host code of a unit only fills parameters and launches kernels, so it is compiled for size. An option -O of nvcc is for host
+# code alone, and would come after that of -Xcompiler.
+string(REGEX REPLACE "(^| )-O[0-3]( |$)" " " CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
+set(host_options $<$<CONFIG:Release>:-Xcompiler=-Os>)
+
 libflash_units("${table}" "${generated}")
 foreach(group IN LISTS groups)
   add_library(libflash_cuda_${group} OBJECT)
@@ -41,7 +46,7 @@ foreach(group IN LISTS groups)
   target_link_libraries(libflash_cuda_${group} PRIVATE libflash_flags)
   set_target_properties(libflash_cuda_${group} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
                         CUDA_VISIBILITY_PRESET hidden)
-  target_compile_options(libflash_cuda_${group} PRIVATE --compress-mode=size -Xcompiler=-Wall,-Wextra)
+  target_compile_options(libflash_cuda_${group} PRIVATE --compress-mode=size -Xcompiler=-Wall,-Wextra ${host_options})
   if(LIBFLASH_RACECHECK AND group MATCHES "^sm90")
     target_compile_definitions(libflash_cuda_${group} PRIVATE LIBFLASH_RACECHECK)
   endif()
