@@ -521,13 +521,13 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Views and parts, as in multi-head latent attention. v_cache may be a view of the first Dv channels of k_cache: the same
  * address, strides and type; with these, Dv above D is refused (INVALID). An append then has no v_new, and the scales of k_cache
- * hold for v_cache too, unless v_scale is given. Without v_scale Dv is a multiple of the channels that share a scale of k_cache;
- * an append that computes k_scale requires that v_scale is NULL. With k_rope_cache, k_cache has only the first channels of the
- * keys; k_rope_cache (entries or pages, rows, Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and
- * k_rope_new (B, S_new, Hk, Dr), packed (total_new, Hk, Dr), is appended to it. The rotary embedding then rotates the first r
- * channels of k_rope_new and of the last Dr channels of q, r at most Dr, and no others. All tensors of a cache may be views of
- * one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a multiple of 16, and beside codes there are at most 144
- * channels in k_rope_cache (else UNSUPPORTED). */
+ * hold for v_cache too, unless v_scale is given. Without v_scale Dv is a multiple of the channels that share a scale of k_cache.
+ * An append writes no v_scale: if it computes k_scale, v_scale must be NULL, else v_scale may have 1 or 2 dimensions. With
+ * k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows, Hk, Dr) has the last Dr of
+ * the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr), packed (total_new, Hk, Dr), is appended
+ * to it. The rotary embedding then rotates the first r channels of k_rope_new and of the last Dr channels of q, r at most Dr, and
+ * no others. All tensors of a cache may be views of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a multiple
+ * of 16, and beside codes there are at most 144 channels in k_rope_cache (else UNSUPPORTED). */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS */

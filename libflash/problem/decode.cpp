@@ -277,6 +277,16 @@ CacheScale scale_of_view(const DecodeProblem& p) {
     return scale;
 }
 
+// An append to k_cache computes and writes scales of k_cache alone.
+void check_scale_beside_append(const DecodeProblem& p, const TensorView& v_scale) {
+    if (p.cache.k_scale.of_rows)
+        invalid("v_scale", "must be NULL if v_cache is a view of k_cache and an append computes k_scale", "it is given");
+    if (p.cache.v_scale.of_rows)
+        invalid("v_scale",
+                "must have 1 or 2 dimensions if v_cache is a view of k_cache and keys are appended: no append writes it",
+                "it has ", v_scale.ndim);
+}
+
 // `addresses`: whether those of the caches count. If not, caches of equal strides are one, unless only two can have these scales.
 void build_scales(DecodeProblem& p, const DecodeTensors& tensors, bool addresses) {
     const TensorView& k = p.cache.k;
@@ -287,9 +297,7 @@ void build_scales(DecodeProblem& p, const DecodeTensors& tensors, bool addresses
     if (!addresses && !p.k_new.present && !tensors.v_scale.present && !values_end_with_group(p)) p.cache.v_in_k = false;
     if (tensors.v_scale.present) {
         p.cache.v_scale = build_cache_scale(tensors.v_scale, "v_scale", sizes, p.device);
-        if (p.cache.v_in_k && p.k_new.present && p.cache.k_scale.of_rows) {
-            invalid("v_scale", "must be NULL if v_cache is a view of k_cache and an append computes k_scale", "it is given");
-        }
+        if (p.cache.v_in_k && p.k_new.present) check_scale_beside_append(p, tensors.v_scale);
     } else if (p.cache.v_in_k && p.cache.k_scale.present) {
         p.cache.v_scale = scale_of_view(p);
     }

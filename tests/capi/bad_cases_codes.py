@@ -118,6 +118,11 @@ CASES = [
         "v_scale", "must be NULL if v_cache is a view of k_cache and an append computes k_scale", "it is given",
     ),
     row(
+        "view-with-v-scale-of-rows",
+        both(in_codes(E4M3), view_of_k, without("v_new"), scale("v_scale", 3, 12, 2)),
+        "v_scale", "must have 1 or 2 dimensions if v_cache is a view of k_cache and keys are appended", "it has 3",
+    ),
+    row(
         "view-groups", both(view_of_k, NO_APPEND, scale("k_scale", 3, 12, 2, 2)),
         "v_scale", "is required if head_dim_v is not a multiple of the channels that share a scale of k_cache", "6 and 4",
         data=True,

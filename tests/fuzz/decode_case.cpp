@@ -255,7 +255,8 @@ void DecodeCase::make_scale(DecodeRole role, int64_t channels, Bytes& bytes) {
     const int64_t groups = channels % 4 == 0 ? 4 : channels % 3 == 0 ? 3 : 1;
     const int32_t type = FLASH_DTYPE_FLOAT32;
     flash_tensor_t shape;
-    switch (bytes.below(codes() ? 5 : 3)) {
+    const bool of_rows = codes() && !(role == kVScale && v_in_k && append);
+    switch (bytes.below(of_rows ? 5 : 3)) {
         case 0: shape = contiguous(type, {1}); break;
         case 1: shape = contiguous(type, {heads_k}); break;
         case 2: shape = contiguous(type, {batch, heads_k}); break;
@@ -303,12 +304,12 @@ void DecodeCase::fill_cached(DecodeRole cache, Random& random) {
             }
 }
 
-// Scales of rows that no sequence may read stay NaN, unless an append leaves them to the caller.
+// Scales of rows that no sequence may read stay NaN.
 void DecodeCase::fill_scale(DecodeRole scale, Random& random) {
     const flash_tensor_t& s = tensor[scale].view;
     const double unit = cache_dtype == FLASH_DTYPE_INT8 ? 1.0 / 127 : 1.0;
     const auto set = [&](int64_t offset) { tensor[scale].set(offset, unit * (0.75 + 0.25 * random.uniform())); };
-    if (!scale_of_rows(scale) || (scale == kVScale && v_in_k && append)) return each_element(s, set);
+    if (!scale_of_rows(scale)) return each_element(s, set);
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t j = leftpad(b); j < cached(b); ++j)
             for (int64_t h = 0; h < heads_k; ++h)
