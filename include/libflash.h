@@ -526,8 +526,8 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows, Hk, Dr) has the last Dr of
  * the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr), packed (total_new, Hk, Dr), is appended
  * to it. The rotary embedding then rotates the first r channels of k_rope_new and of the last Dr channels of q, r at most Dr, and
- * no others. All tensors of a cache may be views of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a multiple
- * of 16, and beside codes there are at most 144 channels in k_rope_cache (else UNSUPPORTED). */
+ * no others. All tensors of a cache may be views of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a
+ * multiple of 16, and beside codes there are at most 144 channels in k_rope_cache (else UNSUPPORTED). */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS */
