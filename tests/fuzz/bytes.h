@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 namespace fuzz {
 
@@ -53,5 +54,16 @@ public:
 private:
     uint64_t state_;
 };
+
+// 0 .. n - 1 in random order.
+inline std::vector<int32_t> shuffled(int64_t n, Random& random) {
+    std::vector<int32_t> order(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) {
+        const auto at = static_cast<size_t>(i), other = static_cast<size_t>(random.below(i + 1));
+        order[at] = order[other];
+        order[other] = static_cast<int32_t>(i);
+    }
+    return order;
+}
 
 }  // namespace fuzz

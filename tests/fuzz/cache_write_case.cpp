@@ -91,11 +91,7 @@ void WriteCase::make_caches(Bytes& bytes, Random& random) {
 // Each slot at most once, in any order; slots outside of the cache any number of times.
 void WriteCase::make_slots(Bytes& bytes, Random& random) {
     const int64_t slots = blocks * block_rows;
-    std::vector<int64_t> order(static_cast<size_t>(slots));
-    for (int64_t i = 0; i < slots; ++i) {
-        const auto at = static_cast<size_t>(i), other = static_cast<size_t>(random.below(i + 1));
-        order[at] = order[other], order[other] = i;
-    }
+    const std::vector<int32_t> order = shuffled(slots, random);
     const bool wide = bytes.chance(128);
     const int64_t skipped_of_8 = bytes.below(5);
     allocate(kSlots, contiguous(wide ? FLASH_DTYPE_INT64 : FLASH_DTYPE_INT32, {rows}), bytes);
@@ -165,14 +161,6 @@ int64_t WriteCase::slot(int64_t row) const {
     return t.dtype == FLASH_DTYPE_INT64 ? static_cast<const int64_t*>(t.data)[row] : static_cast<const int32_t*>(t.data)[row];
 }
 
-// The rope part as a view of the channels after those of `keys`.
-static flash_tensor_t rope_after(const flash_tensor_t& keys, int64_t channels) {
-    flash_tensor_t rope = keys;
-    rope.shape[3] = channels;
-    if (keys.data) rope.data = static_cast<char*>(keys.data) + keys.shape[3] * bytes_of(keys.dtype);
-    return rope;
-}
-
 WriteCall WriteCase::call() const {
     WriteCall call;
     call.options = options;
@@ -181,7 +169,7 @@ WriteCall WriteCase::call() const {
         call.view[role] = tensor[role].view;
     }
     call.given[kCacheRope] = channels_rope > 0;
-    if (rope_in_k) call.view[kCacheRope] = rope_after(call.view[kCacheK], channels_rope);
+    if (rope_in_k) call.view[kCacheRope] = channels_of(call.view[kCacheK], channels_k, channels_rope);
     return call;
 }
 
@@ -192,7 +180,7 @@ StoredTensors::StoredTensors(const WriteCase& problem, WriteCall& call) {
         tensor[role].copy(from);
         call.view[role] = tensor[role].view;
     }
-    if (problem.rope_in_k) call.view[kCacheRope] = rope_after(call.view[kCacheK], problem.channels_rope);
+    if (problem.rope_in_k) call.view[kCacheRope] = channels_of(call.view[kCacheK], problem.channels_k, problem.channels_rope);
 }
 
 void WriteCall::bind() {

@@ -47,18 +47,14 @@ bool names_argument(const std::string& text, const std::string& argument) {
 }
 
 void refuse(const WriteCase& problem, WriteCall call, const WriteFault& fault) {
-    std::vector<char> before[kWriteRoles];
-    for (int role = 0; role < kWriteRoles; ++role)
-        if (problem.tensor[role].present()) before[role] = problem.tensor[role].bytes();
+    const Contents before(problem.tensor);
     call.bind();
     size_t bytes = 0;
     call.workspace_size(&bytes);  // may accept the call: it reads no data
     check_status(call.run(), fault.expected, fault.what.c_str());
     FUZZ_CHECK(names_argument(flash_last_error(), fault.argument), "%s: the text does not name %s: \"%s\"", fault.what.c_str(),
                fault.argument.empty() ? "an argument" : fault.argument.c_str(), flash_last_error());
-    for (int role = 0; role < kWriteRoles; ++role)
-        FUZZ_CHECK(problem.tensor[role].holds(before[role]), "%s was written by a refused call: %s",
-                   name_of(static_cast<WriteRole>(role)), fault.what.c_str());
+    before.check_unchanged(fault.what);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "memory.h"
 
@@ -25,6 +27,24 @@ inline void check_status(flash_status_t got, flash_status_t expected, const char
                flash_status_name(expected), flash_last_error());
     FUZZ_CHECK((got == FLASH_STATUS_OK) == (flash_last_error()[0] == '\0'), "%s: text \"%s\"", what, flash_last_error());
 }
+
+// What the tensors of a problem hold before a call that must be refused.
+template <int kTensors>
+class Contents {
+public:
+    explicit Contents(const Tensor (&tensors)[kTensors]) : tensors_(tensors) {
+        for (int n = 0; n < kTensors; ++n)
+            if (tensors[n].present()) before_[n] = tensors[n].bytes();
+    }
+    void check_unchanged(const std::string& what) const {
+        for (int n = 0; n < kTensors; ++n)
+            FUZZ_CHECK(tensors_[n].holds(before_[n]), "tensor %d was written by a refused call: %s", n, what.c_str());
+    }
+
+private:
+    const Tensor (&tensors_)[kTensors];
+    std::vector<char> before_[kTensors];
+};
 
 inline bool poisoned(const char* element, int64_t size) {
     for (int64_t n = 0; n < size; ++n)

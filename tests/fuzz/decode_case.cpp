@@ -7,17 +7,6 @@ namespace {
 
 constexpr int64_t kMostWork = int64_t{1} << 20;
 
-// The first `count` values of a random permutation of 0 .. n - 1.
-std::vector<int32_t> shuffled(int64_t n, Random& random) {
-    std::vector<int32_t> order(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i) {
-        const auto at = static_cast<size_t>(i), other = static_cast<size_t>(random.below(i + 1));
-        order[at] = order[other];
-        order[other] = static_cast<int32_t>(i);
-    }
-    return order;
-}
-
 }  // namespace
 
 void DecodeCase::choose_sizes(Bytes& bytes) {
@@ -406,10 +395,7 @@ DecodeCase::DecodeCase(Bytes& bytes) {
 void DecodeCase::place_parts(DecodeCall& call) const {
     const flash_tensor_t& k = call.view[kKCache];
     if (v_in_k) call.view[kVCache] = k, call.view[kVCache].shape[3] = head_dim_v;
-    if (!rope_in_k) return;
-    flash_tensor_t& rope = call.view[kRopeCache];
-    rope = k, rope.shape[3] = rope_dim;
-    if (k.data) rope.data = static_cast<char*>(k.data) + channels_k() * bytes_of(k.dtype);
+    if (rope_in_k) call.view[kRopeCache] = channels_of(k, channels_k(), rope_dim);
 }
 
 DecodeCall DecodeCase::call() const {

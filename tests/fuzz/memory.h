@@ -120,6 +120,14 @@ inline flash_tensor_t strided(Bytes& bytes, int32_t dtype, std::initializer_list
     return t;
 }
 
+// A view of some channels of a cache.
+inline flash_tensor_t channels_of(const flash_tensor_t& cache, int64_t first, int64_t count) {
+    flash_tensor_t view = cache;
+    view.shape[3] = count;
+    if (cache.data) view.data = static_cast<char*>(cache.data) + first * bytes_of(cache.dtype);
+    return view;
+}
+
 // A workspace of exactly `bytes` bytes, filled with `fill`.
 class Workspace {
 public:
