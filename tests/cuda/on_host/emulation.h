@@ -61,19 +61,33 @@ struct Position {
 __attribute__((noipa)) inline void switch_to(Position& present, Position& next) {
     if (__builtin_setjmp(present.buffer) == 0) go_on_at(next);
 }
-// The same, where the next position is the begin of a new fiber.
-__attribute__((noipa)) inline void start(Position& present, const ucontext_t& fiber) {
-    if (__builtin_setjmp(present.buffer) == 0) setcontext(&fiber);
+// The same, where the next position is the begin of a new stack.
+__attribute__((noipa)) inline void start(Position& present, const ucontext_t& context) {
+    if (__builtin_setjmp(present.buffer) == 0) setcontext(&context);
 }
+
+// A stack begins once. Then the fibers of all launches use it one after another: a new context takes system calls.
+struct Stack {
+    bool begun = false;
+    Position position;
+    alignas(64) char bytes[kStackBytes];
+    char distance[16 * 64];  // with the members before `bytes`, so that the stacks of a warp do not share sets of the cache
+};
 
 struct Fiber {
     // A fiber that waits for a change of a 32-bit word is not resumed before the change.
     const void* watched = nullptr;
     uint32_t seen = 0;     // the word's value when the wait began
-    bool counted = false;  // whether each check of the word counts as a poll (count_poll)
-    bool started = true, done = true;
-    char* stack = nullptr;
-    Position position;
+    bool counted = false;  // whether each check of the word counts as a poll (count_polls)
+    bool done = true;
+    Stack* stack = nullptr;
+};
+
+// A warp whose threads have ended or all wait for a change of the same word.
+struct Idle {
+    const void* watched = nullptr;  // nullptr: the warp is not known to be idle
+    uint32_t seen = 0;
+    int64_t polls = 0;  // that each check counts
 };
 
 struct Block {
@@ -81,6 +95,7 @@ struct Block {
     char* shared = nullptr;
     std::vector<Fiber> fibers;
     Barrier all, warps[kMaxWarps], named[16];
+    Idle idle[kMaxWarps];
     Barrier cluster;                 // of its cluster, if this is the first thread block of one
     void* registers[kMaxWarps][32];  // what the lanes of a warp give to in_warp()
     unsigned running = 0;            // threads that have not ended
@@ -92,6 +107,7 @@ struct Machine {
     std::vector<Block> resident = std::vector<Block>(1);
     Block* block = nullptr;  // the running one
     unsigned block_index = 0, blocks = 0, threads = 0, thread = 0;
+    unsigned end_of_warp = 0;              // the first thread after the running warp
     unsigned cluster = 1;                  // thread blocks of a cluster: neighbours in `resident`, which begin together
     unsigned most_resident = 1;            // for kernels with dynamic shared memory; above 1 they begin in random order
     int64_t polls = 0;                     // waits for other threads since the last arrival at an mbarrier
@@ -104,19 +120,13 @@ struct Machine {
 };
 inline Machine machine;
 
-inline void yield() { switch_to(machine.block->fibers[machine.thread].position, machine.scheduler); }
-
 // If no thread makes progress for very long, that is a deadlock.
-inline void count_poll() {
-    if (++machine.polls <= 3000000) return;
+inline void count_polls(int64_t count) {
+    machine.polls += count;
+    if (machine.polls <= 3000000) return;
     std::printf("WRONG: thread %u of block %u waits for ever\n", machine.thread, machine.block_index);
     std::fflush(stdout);
     std::_Exit(3);
-}
-// A thread that waits for another one yields.
-inline void poll() {
-    count_poll();
-    yield();
 }
 
 inline uint32_t word_at(const void* address) {
@@ -124,19 +134,53 @@ inline uint32_t word_at(const void* address) {
     std::memcpy(&word, address, sizeof word);
     return word;
 }
-inline void yield_until_changed(const void* word, bool counted) {
-    Fiber& fiber = machine.block->fibers[machine.thread];
-    fiber.watched = word, fiber.seen = word_at(word), fiber.counted = counted;
-    yield();
-}
 inline bool goes_on_waiting(Fiber& fiber) {
     if (!fiber.watched) return false;
     if (word_at(fiber.watched) != fiber.seen) {
         fiber.watched = nullptr;
         return false;
     }
-    if (fiber.counted) count_poll();
+    count_polls(fiber.counted);
     return true;
+}
+
+inline void run_fiber();
+// Saves the present position and begins a stack.
+__attribute__((noinline)) inline void begin(Position& present, Stack& stack) {
+    stack.begun = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack.bytes;
+    context.uc_stack.ss_size = kStackBytes;
+    makecontext(&context, run_fiber, 0);
+    start(present, context);
+}
+// Goes on in the next thread of the warp, from `thread` on, that can run; if there is none, returns false.
+inline bool go_on_from(unsigned thread, Position& present) {
+    Fiber* const fibers = machine.block->fibers.data();
+    for (; thread < machine.end_of_warp; ++thread) {
+        if (fibers[thread].done || goes_on_waiting(fibers[thread])) continue;
+        machine.thread = thread;
+        Stack& stack = *fibers[thread].stack;
+        stack.begun ? switch_to(present, stack.position) : begin(present, stack);
+        return true;
+    }
+    return false;
+}
+// Lets the other threads run: those of the warp after this one, then the scheduler.
+inline void yield() {
+    Position& present = machine.block->fibers[machine.thread].stack->position;
+    if (!go_on_from(machine.thread + 1, present)) switch_to(present, machine.scheduler);
+}
+// A thread that waits for another one yields.
+inline void poll() {
+    count_polls(1);
+    yield();
+}
+inline void yield_until_changed(const void* word, bool counted) {
+    Fiber& fiber = machine.block->fibers[machine.thread];
+    fiber.watched = word, fiber.seen = word_at(word), fiber.counted = counted;
+    yield();
 }
 
 // Returns whether that was the last arrival.
@@ -175,11 +219,13 @@ void in_warp(Registers& mine, const What& what) {
 }
 
 inline void run_fiber() {
-    machine.kernel();
-    if (machine.at_end) machine.at_end();
-    machine.block->fibers[machine.thread].done = true;
-    --machine.block->running;
-    while (true) yield();
+    while (true) {
+        machine.kernel();
+        if (machine.at_end) machine.at_end();
+        machine.block->fibers[machine.thread].done = true;
+        --machine.block->running;
+        yield();  // until another thread begins on this stack
+    }
 }
 
 inline void start_block(Block& block, unsigned index) {
@@ -188,20 +234,9 @@ inline void start_block(Block& block, unsigned index) {
     block.all = block.cluster = {};
     for (Barrier& barrier : block.warps) barrier = {};
     for (Barrier& barrier : block.named) barrier = {};
-    for (Fiber& fiber : block.fibers) fiber.started = fiber.done = false, fiber.watched = nullptr;
+    for (Idle& idle : block.idle) idle = {};
+    for (Fiber& fiber : block.fibers) fiber.done = false, fiber.watched = nullptr;
     block.slowness.assign((machine.threads + 31) / 32, 1);
-}
-
-// Lets a fiber run until it yields.
-inline void resume(Fiber& fiber) {
-    if (fiber.started) return switch_to(machine.scheduler, fiber.position);
-    fiber.started = true;
-    ucontext_t begin;
-    getcontext(&begin);
-    begin.uc_stack.ss_sp = fiber.stack;
-    begin.uc_stack.ss_size = kStackBytes;
-    makecontext(&begin, run_fiber, 0);
-    start(machine.scheduler, begin);
 }
 
 // Seeds the disorder; 0: none.
@@ -247,21 +282,33 @@ inline void do_later(std::function<void()> what) {
     });
 }
 
-inline void run_warp(unsigned warp) {
-    Fiber* const fibers = machine.block->fibers.data();
-    const unsigned end = min(warp * 32 + 32, machine.threads);
-    for (unsigned thread = warp * 32; thread < end; ++thread) {
-        if (fibers[thread].done || goes_on_waiting(fibers[thread])) continue;
-        machine.thread = thread;
-        resume(fibers[thread]);
+// What the threads of the running block from `begin` to `end`, of which none can run, wait for.
+inline Idle idle_threads(unsigned begin, unsigned end) {
+    static const uint32_t never = 0;
+    Idle idle;
+    for (unsigned thread = begin; thread < end; ++thread) {
+        const Fiber& fiber = machine.block->fibers[thread];
+        if (fiber.done) continue;
+        if (idle.watched && (fiber.watched != idle.watched || fiber.seen != idle.seen)) return {};
+        idle.watched = fiber.watched, idle.seen = fiber.seen, idle.polls += fiber.counted;
     }
+    if (!idle.watched) idle.watched = &never;  // all have ended
+    return idle;
+}
+
+inline void run_warp(unsigned warp) {
+    Idle& idle = machine.block->idle[warp];
+    if (idle.watched && word_at(idle.watched) == idle.seen) return count_polls(idle.polls);
+    machine.end_of_warp = min(warp * 32 + 32, machine.threads);
+    idle = {};
+    if (!go_on_from(warp * 32, machine.scheduler)) idle = idle_threads(warp * 32, machine.end_of_warp);
 }
 
 inline void run_round(Block& block, unsigned round) {
     go_to(&block);
     for (unsigned warp = 0; warp < block.slowness.size(); ++warp) {
         if (machine.disorder && round % 256 == 0) block.slowness[warp] = 1 + roll(3) * roll(40);
-        if (roll(block.slowness[warp]) == 0) run_warp(warp);
+        if (block.slowness[warp] == 1 || roll(block.slowness[warp]) == 0) run_warp(warp);
     }
 }
 
@@ -294,9 +341,9 @@ inline bool fill_places(size_t place, const std::vector<unsigned>& order, size_t
 }
 
 // The stack of a fiber. All launches use the same stacks: allocating them takes longer than many kernels run.
-inline char* stack(size_t number) {
-    static std::vector<std::unique_ptr<char[]>> stacks;
-    while (stacks.size() <= number) stacks.emplace_back(new char[kStackBytes]);
+inline Stack* stack(size_t number) {
+    static std::vector<std::unique_ptr<Stack>> stacks;
+    while (stacks.size() <= number) stacks.emplace_back(new Stack);
     return stacks[number].get();
 }
 
