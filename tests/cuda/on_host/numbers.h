@@ -34,12 +34,14 @@ std::vector<double> wide(const std::vector<Number>& x) {
 // The sums of the checks. With the compiler options of the programs (emulated_programs.py) they would take half of a run.
 template <class A, class B>
 __attribute__((optimize("O3"))) double dot(const A* a, const B* b, int count) {
-    double sums[4] = {}, sum = 0;
+    constexpr int kSums = 16;  // several vectors, because each addition waits for the one before it
+    double sums[kSums] = {}, sum = 0;
     int i = 0;
-    for (; i + 4 <= count; i += 4)
-        for (int n = 0; n < 4; ++n) sums[n] += wide(a[i + n]) * wide(b[i + n]);
+    for (; i + kSums <= count; i += kSums)
+        for (int n = 0; n < kSums; ++n) sums[n] += wide(a[i + n]) * wide(b[i + n]);
     for (; i < count; ++i) sum += wide(a[i]) * wide(b[i]);
-    return sum + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (int n = 0; n < kSums; ++n) sum += sums[n];
+    return sum;
 }
 template <class Number>
 __attribute__((optimize("O3"))) void add_scaled(double* sums, double factor, const Number* x, int count) {

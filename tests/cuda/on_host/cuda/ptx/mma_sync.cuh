@@ -16,23 +16,65 @@ float half_of(uint64_t pair, int which) {
     return to_float(x);
 }
 
+// Eight columns of a row. The compiler's own vectors: it does not keep sums in registers when it makes vectors of loops.
+using Floats = float __attribute__((vector_size(32)));
+using Doubles = double __attribute__((vector_size(64)));
+inline Floats eight_floats(const float* from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+// a * b + c of numbers with up to 24 bits: the product is exact, so it does not matter whether it is rounded.
+__attribute__((always_inline)) inline Doubles multiply_add(double a, Doubles b, Doubles c) {
+#ifdef __AVX512F__
+    return _mm512_fmadd_pd(_mm512_set1_pd(a), b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// Eight numbers of 16 bits.
+using Halves = uint16_t __attribute__((vector_size(16)));
+inline Floats to_floats(Halves x, __nv_bfloat16) {
+    using Words = uint32_t __attribute__((vector_size(32)));
+    return reinterpret_cast<Floats>(__builtin_convertvector(x, Words) << 16);
+}
+inline Floats to_floats(Halves x, __half) {
+#ifdef __F16C__
+    return _mm256_cvtph_ps(reinterpret_cast<__m128i>(x));
+#else
+    float y[8];
+    for (int i = 0; i < 8; ++i) y[i] = to_float(__half(__half_raw{x[i]}));
+    return eight_floats(y);
+#endif
+}
+// 8 x 8 numbers. Each step moves the number of a row by one bit, from the first bit of a place to the last one.
+__attribute__((always_inline)) inline void transpose(Halves (&x)[8]) {
+    for (int step = 0; step < 3; ++step) {
+        Halves y[8];
+        for (int i = 0; i < 4; ++i) {
+            y[2 * i] = __builtin_shuffle(x[i], x[i + 4], Halves{0, 8, 1, 9, 2, 10, 3, 11});
+            y[2 * i + 1] = __builtin_shuffle(x[i], x[i + 4], Halves{4, 12, 5, 13, 6, 14, 7, 15});
+        }
+        for (int i = 0; i < 8; ++i) x[i] = y[i];
+    }
+}
+
 // A lane's part of a left operand of 16 rows [row][k].
-template <class T>
-void store_fragment(float (&rows)[16][16], int lane, const uint32_t (&a)[4]) {
+template <class T, class Number>
+void store_fragment(Number (&rows)[16][16], int lane, const uint32_t (&a)[4]) {
     const int row = lane / 4, k = lane % 4 * 2;
     for (int i = 0; i < 8; ++i) rows[row + i / 2 % 2 * 8][k + i / 4 * 8 + i % 2] = half_of<T>(a[i / 2], i % 2);
 }
 
-// Calls multiply(row, sums) with the 8 sums of a row of 16 in turn, kept in the lanes' `c`.
-template <class Lanes, class Multiply>
-void for_rows_of_sums(const Lanes& lanes, const Multiply& multiply) {
-    for (int row = 0; row < 16; ++row) {
-        float sums[8];
-        const auto at = [&](int col) -> float& { return lanes(row % 8 * 4 + col / 2).c[row / 8 * 2 + col % 2]; };
-        for (int col = 0; col < 8; ++col) sums[col] = at(col);
-        multiply(row, sums);
-        for (int col = 0; col < 8; ++col) at(col) = sums[col];
-    }
+// Sums of 16 rows and 8 columns, from and to the lanes' `c`.
+template <class Lanes>
+void load_sums(float (&sums)[16][8], const Lanes& lanes) {
+    for (int i = 0; i < 64; ++i) std::memcpy(&sums[i / 32 * 8 + i % 32 / 4][i % 4 * 2], &lanes(i % 32).c[i / 32 * 2], 8);
+}
+template <class Lanes>
+void store_sums(const float (&sums)[16][8], const Lanes& lanes) {
+    for (int i = 0; i < 64; ++i) std::memcpy(&lanes(i % 32).c[i / 32 * 2], &sums[i / 32 * 8 + i % 32 / 4][i % 4 * 2], 8);
 }
 
 // The sum is rounded once: on sm_90 it does not depend on the order of the 16 products.
@@ -43,19 +85,27 @@ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
         const uint32_t (&a)[4], b[2];
     } mine{c, a, {b0, b1}};
     emulation::in_warp(mine, [](const auto& lanes) {
-        float left[16][16], right[16][8];  // [row][k], [k][column]
+        double left[16][16];                          // [row][k]
+        alignas(64) float right[16][8], sums[16][8];  // [k][column], [row][column]
         for (int lane = 0; lane < 32; ++lane) {
             store_fragment<T>(left, lane, lanes(lane).a);
             for (int i = 0; i < 4; ++i)
                 right[lane % 4 * 2 + i / 2 * 8 + i % 2][lane / 4] = half_of<T>(lanes(lane).b[i / 2], i % 2);
         }
-        for_rows_of_sums(lanes, [&](int row, float (&c)[8]) {
-            double sums[8];
-            for (int col = 0; col < 8; ++col) sums[col] = c[col];
-            for (int k = 0; k < 16; ++k)
-                for (int col = 0; col < 8; ++col) sums[col] += double{left[row][k]} * right[k][col];
-            for (int col = 0; col < 8; ++col) c[col] = static_cast<float>(sums[col]);
-        });
+        load_sums(sums, lanes);
+        for (int first = 0; first < 16; first += 4) {
+            Doubles sum[4];
+            for (int row = 0; row < 4; ++row) sum[row] = __builtin_convertvector(eight_floats(sums[first + row]), Doubles);
+            for (int k = 0; k < 16; ++k) {
+                const Doubles of_k = __builtin_convertvector(eight_floats(right[k]), Doubles);
+                for (int row = 0; row < 4; ++row) sum[row] = multiply_add(left[first + row][k], of_k, sum[row]);
+            }
+            for (int row = 0; row < 4; ++row) {
+                const Floats rounded = __builtin_convertvector(sum[row], Floats);
+                std::memcpy(sums[first + row], &rounded, sizeof rounded);
+            }
+        }
+        store_sums(sums, lanes);
     });
 }
 
@@ -68,38 +118,41 @@ inline void mma_m16n8k8(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
         const uint32_t (&a)[4], b[2];
     } mine{c, a, {b0, b1}};
     emulation::in_warp(mine, [](const auto& lanes) {
-        float left[16][8], right[8][8];  // [row][k], [k][column]
+        alignas(32) float left[16][8], right[8][8], sums[16][8];  // [row][k], [k][column], [row][column]
         for (int lane = 0; lane < 32; ++lane) {
             const int row = lane / 4, k = lane % 4;
             for (int i = 0; i < 4; ++i) left[row + i % 2 * 8][k + i / 2 * 4] = tf32_of(lanes(lane).a[i]);
             for (int i = 0; i < 2; ++i) right[k + i * 4][row] = tf32_of(lanes(lane).b[i]);
         }
-        for_rows_of_sums(lanes, [&](int row, float (&sums)[8]) {
-            for (int k = 0; k < 8; ++k)
-                for (int col = 0; col < 8; ++col) sums[col] += left[row][k] * right[k][col];
-        });
+        load_sums(sums, lanes);
+        for (int row = 0; row < 16; ++row) {
+            Floats sum = eight_floats(sums[row]);
+            for (int k = 0; k < 8; ++k) sum += left[row][k] * eight_floats(right[k]);
+            std::memcpy(sums[row], &sum, sizeof sum);
+        }
+        store_sums(sums, lanes);
     });
 }
 
-inline void load_matrices(uint32_t (&r)[4], uint32_t address, bool transposed) {
+template <bool kTransposed>
+void load_matrices(uint32_t (&r)[4], uint32_t address) {
     struct Lane {
         uint32_t (&r)[4];
         uint32_t address;
     } mine{r, address};
-    emulation::in_warp(mine, [=](const auto& lanes) {
+    emulation::in_warp(mine, [](const auto& lanes) {
         for (int m = 0; m < 4; ++m) {
-            uint16_t rows[8][8];
-            for (int row = 0; row < 8; ++row) std::memcpy(rows[row], shared_pointer(lanes(m * 8 + row).address), 16);
-            for (int lane = 0; lane < 32; ++lane) {
-                const int row = lane / 4, col = lane % 4 * 2;
-                lanes(lane).r[m] = transposed ? uint32_t{rows[col + 1][row]} << 16 | rows[col][row]
-                                              : uint32_t{rows[row][col + 1]} << 16 | rows[row][col];
-            }
+            Halves rows[8];
+            for (int row = 0; row < 8; ++row) std::memcpy(&rows[row], shared_pointer(lanes(m * 8 + row).address), 16);
+            if (kTransposed) transpose(rows);
+            uint32_t pairs[32];
+            std::memcpy(pairs, rows, sizeof pairs);
+            for (int lane = 0; lane < 32; ++lane) lanes(lane).r[m] = pairs[lane];
         }
     });
 }
-inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, false); }
-inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, true); }
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { load_matrices<false>(r, address); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices<true>(r, address); }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {

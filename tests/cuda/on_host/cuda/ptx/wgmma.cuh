@@ -33,26 +33,14 @@ void wgmma_wait() {
 template <int kCount>
 void wgmma_fence_operand(float (&)[kCount]) {}
 
-// Reads eight elements of an operand with contiguous k, (row, k) to (row, k + 7), or of a transposed one, to (row + 7, k).
-template <class T>
-void eight_elements(float (&x)[8], uint64_t descriptor, bool transposed, int row, int k) {
+// Reads 8 x 8 elements of an operand as they lie in memory: with contiguous k, (row + i, k) to (row + i, k + 7) for each i, or of
+// a transposed one (row, k + i) to (row + 7, k + i).
+inline void load_block(Halves (&x)[8], uint64_t descriptor, bool transposed, int row, int k) {
     const auto field = [&](int shift) { return static_cast<uint32_t>(descriptor >> shift & 0x3fff) << 4; };
-    const uint32_t across = row / 64 * field(16) + k / 8 * field(32) + k % 8 * 128 + row % 64 * 2;
-    const uint32_t along = row / 8 * field(32) + row % 8 * 128 + k * 2;
-    const uint32_t at = field(0) + (transposed ? across : along);
-    T stored[8];
-    std::memcpy(stored, shared_pointer(at ^ (at >> 7 & 7) << 4), sizeof stored);
-    for (int i = 0; i < 8; ++i) x[i] = to_float(stored[i]);
-}
-
-// Calls store(row, k, x) for every element x of an operand of that many rows and 16 columns k.
-template <class T, bool kTransposed, class Store>
-void for_elements(uint64_t descriptor, int first_row, int rows, const Store& store) {
-    for (int i = 0; i < rows * 2; ++i) {
-        const int row = kTransposed ? i / 16 * 8 : i / 2, k = kTransposed ? i % 16 : i % 2 * 8;
-        float x[8];
-        eight_elements<T>(x, descriptor, kTransposed, first_row + row, k);
-        for (int e = 0; e < 8; ++e) store(kTransposed ? row + e : row, kTransposed ? k : k + e, x[e]);
+    const uint32_t across = row / 64 * field(16) + k / 8 * field(32) + row % 64 * 2, along = row / 8 * field(32) + k * 2;
+    for (int i = 0; i < 8; ++i) {
+        const uint32_t at = field(0) + (transposed ? across : along) + i * 128;
+        std::memcpy(&x[i], shared_pointer(at ^ (at >> 7 & 7) << 4), sizeof x[i]);
     }
 }
 
@@ -61,7 +49,8 @@ struct Wgmma {
     // The operands of a warp as floats. The first lane that comes to a product reads shared memory, so the result shows it if no
     // barrier orders another lane's store before the product.
     struct Operands {
-        float a[16][16], b[16][kN];  // [row][k], [k][column]
+        double a[16][16];                  // [row][k]
+        alignas(64) float b[16][kN + 16];  // [k][column]; rows of 1024 bytes would share few sets of the cache
     };
     static Operands& operands_of_warp() {
         static Operands of_warps[emulation::kMostResident * emulation::kMaxWarps];
@@ -73,23 +62,69 @@ struct Wgmma {
     };
 
     template <bool kTransposed>
-    static void convert_b(float (&b)[16][kN], uint64_t descriptor) {
-        for_elements<T, kTransposed>(descriptor, 0, kN, [&](int col, int k, float x) { b[k][col] = x; });
+    static void convert_a(double (&a)[16][16], uint64_t descriptor, int first_row) {
+        for (int block = 0; block < 4; ++block) {
+            const int row = block / 2 * 8, k = block % 2 * 8;
+            Halves x[8];
+            load_block(x, descriptor, kTransposed, first_row + row, k);
+            if (kTransposed) transpose(x);
+            for (int i = 0; i < 8; ++i) {
+                const Doubles of_row = __builtin_convertvector(to_floats(x[i], T()), Doubles);
+                std::memcpy(&a[row + i][k], &of_row, sizeof of_row);
+            }
+        }
+    }
+    template <bool kTransposed>
+    static void convert_b(float (&b)[16][kN + 16], uint64_t descriptor) {
+        for (int block = 0; block < kN / 4; ++block) {
+            const int col = block / 2 * 8, k = block % 2 * 8;
+            Halves x[8];
+            load_block(x, descriptor, kTransposed, col, k);
+            if (!kTransposed) transpose(x);
+            for (int i = 0; i < 8; ++i) {
+                const Floats of_k = to_floats(x[i], T());
+                std::memcpy(&b[k + i][col], &of_k, sizeof of_k);
+            }
+        }
+    }
+    // Calls visit(at, of_lane) for the place of every second sum [row][column] and those that a lane has of it and the next one.
+    template <class Lanes, class Visit>
+    static void for_pairs_of_sums(float (&sums)[16][kN], const Lanes& lanes, const Visit& visit) {
+        for (int lane = 0; lane < 32; ++lane) {
+            float* const d = lanes(lane).d;
+            for (int i = 0; i < kN / 4; ++i) visit(&sums[lane / 4 + i % 2 * 8][i / 2 * 8 + lane % 4 * 2], d + 2 * i);
+        }
     }
     // The sum is rounded once, as that of mma_m16n8k16.
     template <class Lanes>
     static void add(const Lanes& lanes, const Operands& operands, bool accumulate) {
-        for (int row = 0; row < 16; ++row) {
-            const auto at = [&](int col) -> float& {
-                return lanes(row % 8 * 4 + col % 8 / 2).d[col / 8 * 4 + row / 8 * 2 + col % 2];
-            };
-            double sums[kN];
-            for (int col = 0; col < kN; ++col) sums[col] = accumulate ? at(col) : 0.0f;
-            for (int k = 0; k < 16; ++k) {
-                const double left = operands.a[row][k];
-                for (int col = 0; col < kN; ++col) sums[col] += left * operands.b[k][col];
+        alignas(64) static float sums[16][kN];
+        if (accumulate) {
+            for_pairs_of_sums(sums, lanes, [](float* at, const float* of_lane) { std::memcpy(at, of_lane, 8); });
+        } else {
+            std::memset(sums, 0, sizeof sums);
+        }
+        constexpr int kVectors = kN % 16 == 0 ? 2 : 1;
+        for (int row = 0; row < 16; row += 4)
+            for (int col = 0; col < kN; col += 8 * kVectors) add_block<kVectors>(sums, operands, row, col);
+        for_pairs_of_sums(sums, lanes, [](const float* at, float* of_lane) { std::memcpy(of_lane, at, 8); });
+    }
+    // Four rows and kVectors times eight columns.
+    template <int kVectors>
+    static void add_block(float (&sums)[16][kN], const Operands& operands, int first_row, int first_col) {
+        Doubles sum[4][kVectors];
+        for (int i = 0; i < 4 * kVectors; ++i) {
+            const float* const from = &sums[first_row + i / kVectors][first_col + i % kVectors * 8];
+            sum[i / kVectors][i % kVectors] = __builtin_convertvector(eight_floats(from), Doubles);
+        }
+        for (int k = 0; k < 16; ++k)
+            for (int n = 0; n < kVectors; ++n) {
+                const Doubles b = __builtin_convertvector(eight_floats(&operands.b[k][first_col + n * 8]), Doubles);
+                for (int row = 0; row < 4; ++row) sum[row][n] = multiply_add(operands.a[first_row + row][k], b, sum[row][n]);
             }
-            for (int col = 0; col < kN; ++col) at(col) = static_cast<float>(sums[col]);
+        for (int i = 0; i < 4 * kVectors; ++i) {
+            const Floats rounded = __builtin_convertvector(sum[i / kVectors][i % kVectors], Floats);
+            std::memcpy(&sums[first_row + i / kVectors][first_col + i % kVectors * 8], &rounded, sizeof rounded);
         }
     }
 
@@ -100,8 +135,7 @@ struct Wgmma {
             Lane mine{d, none};
             Operands& operands = operands_of_warp();
             if (emulation::is_first_of_warp()) {
-                for_elements<T, kTransposedA>(a, emulation::warp() % 4 * 16, 16,
-                                              [&](int row, int k, float x) { operands.a[row][k] = x; });
+                convert_a<kTransposedA>(operands.a, a, emulation::warp() % 4 * 16);
                 convert_b<kTransposedB>(operands.b, b);
             }
             emulation::in_warp(mine, [&](const auto& lanes) { add(lanes, operands, accumulate); });
