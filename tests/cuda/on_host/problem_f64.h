@@ -1,4 +1,4 @@
-// The problem of the float64 programs, its options, and its solution in long double.
+// The problem of the float64 programs, its options, and its solution with at least the bits of long double.
 #pragma once
 
 #include "emulation.h"
@@ -9,10 +9,10 @@
 #include "cuda/host/tile_schedule.h"
 #include "cuda/params.h"
 #include "cuda/sm80/score_f64.cuh"
+#include "exact_sums.h"
 
 using namespace libflash;
 using namespace libflash::cuda;
-using Real = long double;
 using Numbers = std::vector<double>;
 using Exact = std::vector<Real>;
 
@@ -41,7 +41,8 @@ struct Problem {
     Numbers q, k, v, dout, dlse, bias, slopes, sink;
     std::vector<uint8_t> mask, block_mask;
     Numbers out, lse, dq, dk, dv, dbias, dsink, delta;
-    Exact exact_out, exact_lse, exact_dq, exact_dk, exact_dv, exact_dbias, exact_dsink;
+    Exact exact_lse, exact_dbias, exact_dsink;
+    ExactSums exact_out, exact_dq, exact_dk, exact_dv;
 
     Problem(int options, double size)
         : rare(options & 1), drops(options & 2), packed(options & 4), blocked(options & 8), parted(options & 16) {
@@ -58,9 +59,8 @@ struct Problem {
         for (int i = 0; i < 3 * 4; ++i) block_mask.push_back(i % 5 != 1);
         out.assign(dout.size(), NAN), lse.assign(dlse.size(), NAN), dq.assign(q.size(), NAN), dk.assign(k.size(), NAN);
         dv.assign(v.size(), NAN), dbias.assign(bias.size(), NAN), dsink.assign(kHeads, NAN), delta.assign(lse.size(), NAN);
-        exact_out.assign(out.size(), 0), exact_lse.assign(lse.size(), -INFINITY), exact_dq.assign(q.size(), 0);
-        exact_dk.assign(k.size(), 0), exact_dv.assign(v.size(), 0), exact_dbias.assign(bias.size(), 0);
-        exact_dsink.assign(kHeads, 0);
+        exact_out.assign(out.size()), exact_dq.assign(q.size()), exact_dk.assign(k.size()), exact_dv.assign(v.size());
+        exact_lse.assign(lse.size(), -INFINITY), exact_dbias.assign(bias.size(), 0), exact_dsink.assign(kHeads, 0);
     }
 
     int parts() const { return parted ? 2 : 1; }
@@ -105,11 +105,6 @@ struct Problem {
         return word[j % 4] >= dropout().threshold;
     }
 
-    static Real dot(const double* a, const double* b, int count) {
-        Real sum = 0;
-        for (int c = 0; c < count; ++c) sum += Real{a[c]} * b[c];
-        return sum;
-    }
     const double* key(int b, int h, int j) const { return &k[(key_at(b, j) * kKeyHeads + h / kGroup) * kDim]; }
     const double* value(int b, int h, int j) const { return &v[(key_at(b, j) * kKeyHeads + h / kGroup) * kDimV]; }
 
@@ -118,7 +113,7 @@ struct Problem {
         for (int j = 0; j < used_k[b]; ++j) {
             s[j] = -INFINITY, tanh_z[j] = 0;
             if (!sees(b, h, i, j)) continue;
-            s[j] = scale * dot(&q[(row_at(b, i) * kHeads + h) * kDim], key(b, h, j), kDim);
+            s[j] = scale * exact_dot(&q[(row_at(b, i) * kHeads + h) * kDim], key(b, h, j), kDim);
             if (!rare) continue;
             tanh_z[j] = std::tanh(s[j] / cap);
             s[j] = cap * tanh_z[j];
@@ -142,8 +137,7 @@ struct Problem {
         Exact p(used_k[b]), keep(used_k[b]);  // probabilities, and the factors of dropout
         for (int j = 0; j < used_k[b]; ++j) {
             p[j] = std::exp(s[j] - log_sum), keep[j] = p[j] > 0 && keeps(b, h, i, j) ? keep_factor() : 0;
-            if (keep[j] == 0) continue;
-            for (int c = 0; c < kDimV; ++c) exact_out[row * kDimV + c] += keep[j] * p[j] * value(b, h, j)[c];
+            if (keep[j] != 0) exact_out.add(row * kDimV, keep[j] * p[j], value(b, h, j), kDimV);
         }
         // Backward gets the rounded output.
         for (int c = 0; c < kDimV; ++c) of_out += Real{static_cast<double>(exact_out[row * kDimV + c])} * dout[row * kDimV + c];
@@ -151,13 +145,13 @@ struct Problem {
         if (rare) exact_dsink[h] -= std::exp(sink[h] - log_sum) * of_out;
         for (int j = 0; j < used_k[b]; ++j) {
             if (p[j] == 0) continue;
-            const Real ds = p[j] * (keep[j] * dot(&dout[row * kDimV], value(b, h, j), kDimV) - of_out),
+            const Real ds = p[j] * (keep[j] * exact_dot(&dout[row * kDimV], value(b, h, j), kDimV) - of_out),
                        dz = ds * (1 - tanh_z[j] * tanh_z[j]) * scale;
             exact_dbias[score_at(h, i, j)] += ds;
             const size_t key_row = key_at(b, j) * kKeyHeads + h / kGroup;
-            for (int c = 0; c < kDim; ++c) exact_dq[row * kDim + c] += dz * k[key_row * kDim + c];
-            for (int c = 0; c < kDim; ++c) exact_dk[key_row * kDim + c] += dz * q[row * kDim + c];
-            for (int c = 0; c < kDimV; ++c) exact_dv[key_row * kDimV + c] += keep[j] * p[j] * dout[row * kDimV + c];
+            exact_dq.add(row * kDim, dz, &k[key_row * kDim], kDim);
+            exact_dk.add(key_row * kDim, dz, &q[row * kDim], kDim);
+            if (keep[j] != 0) exact_dv.add(key_row * kDimV, keep[j] * p[j], &dout[row * kDimV], kDimV);
         }
     }
 };
@@ -231,15 +225,17 @@ struct Call {
 constexpr double kSumsOfRows = 0x1p-42;
 
 // Checks the root mean square of the relative error. Rows that belong to no sequence or do not exist are 0 or -infinity in both.
-inline bool near(const char* name, const Numbers& got, const Exact& exact, double limit = 0x1p-46) {
+template <class Wanted>
+bool near(const char* name, const Numbers& got, const Wanted& exact, double limit = 0x1p-46) {
     Real error = 0, size = 0;
     int wrong = 0;
     for (size_t i = 0; i < got.size(); ++i) {
-        if (std::isinf(exact[i])) {
-            wrong += got[i] != exact[i];
+        const Real wanted = exact[i];
+        if (std::isinf(wanted)) {
+            wrong += got[i] != wanted;
             continue;
         }
-        error += (got[i] - exact[i]) * (got[i] - exact[i]), size += exact[i] * exact[i];
+        error += (got[i] - wanted) * (got[i] - wanted), size += wanted * wanted;
     }
     const double relative = static_cast<double>(std::sqrt(error / (size > 0 ? size : 1)));
     const bool good = relative <= limit && wrong == 0;

@@ -21,7 +21,8 @@ struct TangentProblem : Problem {
     int given;
     Numbers tq, tk, tv, tdout, tbias, tsink, tdlse;
     Numbers tout, tlse, delta, tdelta, tdq, tdk, tdv, tdsink;
-    Exact exact_tout, exact_tlse, exact_delta, exact_tdelta, exact_tdq, exact_tdk, exact_tdv, exact_tdsink;
+    Exact exact_tlse, exact_delta, exact_tdelta, exact_tdsink;
+    ExactSums exact_tout, exact_tdq, exact_tdk, exact_tdv;
     Exact exact_tds;  // [sequence][head][row][key]
 
     TangentProblem(int options, int which) : Problem(options, 1), given(which) {
@@ -31,8 +32,8 @@ struct TangentProblem : Problem {
         for (double& x : tk) x += common;
         tout.assign(out.size(), NAN), tlse.assign(lse.size(), NAN), delta = tdelta = tlse;
         tdq.assign(q.size(), NAN), tdk.assign(k.size(), NAN), tdv.assign(v.size(), NAN), tdsink.assign(kHeads, NAN);
-        exact_tout.assign(out.size(), 0), exact_tlse.assign(lse.size(), 0), exact_delta = exact_tdelta = exact_tlse;
-        exact_tdq.assign(q.size(), 0), exact_tdk.assign(k.size(), 0), exact_tdv.assign(v.size(), 0);
+        exact_tlse.assign(lse.size(), 0), exact_delta = exact_tdelta = exact_tlse;
+        exact_tout.assign(out.size()), exact_tdq.assign(q.size()), exact_tdk.assign(k.size()), exact_tdv.assign(v.size());
         exact_tdsink.assign(kHeads, 0), exact_tds.assign(kBatch * bias.size(), 0);
     }
     Numbers tangent(int bit, const Numbers& like) const { return given & bit ? random(like.size(), 1) : Numbers(like.size(), 0); }
@@ -56,18 +57,17 @@ struct TangentProblem : Problem {
         for (int j = 0; j < keys; ++j) {
             p[j] = std::exp(s[j] - exact_lse[of_row]), keep[j] = keeps(b, h, i, j) ? keep_factor() : 0;
             const size_t key = key_at(b, j) * kKeyHeads + h / kGroup;
-            tz[j] = scale * (dot(&tq[row * kDim], &k[key * kDim], kDim) + dot(&q[row * kDim], &tk[key * kDim], kDim));
+            tz[j] = scale * (exact_dot(&tq[row * kDim], &k[key * kDim], kDim) + exact_dot(&q[row * kDim], &tk[key * kDim], kDim));
             ts[j] = (1 - tanh_z[j] * tanh_z[j]) * tz[j] + (rare ? tbias[score_at(h, i, j)] : 0);
             mu += p[j] * ts[j];
         }
         exact_tlse[of_row] = mu;
-        for (int c = 0; c < kDimV; ++c) {
-            Real sum = -mu * out[row * kDimV + c];
-            for (int j = 0; j < keys; ++j) {
-                const size_t at = (key_at(b, j) * kKeyHeads + h / kGroup) * kDimV + c;
-                if (keep[j] != 0 && p[j] != 0) sum += keep[j] * p[j] * (ts[j] * v[at] + tv[at]);
-            }
-            exact_tout[row * kDimV + c] = sum;
+        exact_tout.add(row * kDimV, -mu, &out[row * kDimV], kDimV);
+        for (int j = 0; j < keys; ++j) {
+            const size_t at = (key_at(b, j) * kKeyHeads + h / kGroup) * kDimV;
+            if (keep[j] == 0 || p[j] == 0) continue;
+            exact_tout.add(row * kDimV, keep[j] * p[j] * ts[j], &v[at], kDimV);
+            exact_tout.add(row * kDimV, keep[j] * p[j], &tv[at], kDimV);
         }
         Real delta = -dlse[of_row], more = -tdlse[of_row];
         for (int c = 0; c < kDimV; ++c) {
@@ -80,18 +80,17 @@ struct TangentProblem : Problem {
             if (p[j] == 0) continue;
             const size_t key = key_at(b, j) * kKeyHeads + h / kGroup;
             const Real slope = 1 - tanh_z[j] * tanh_z[j];
-            const Real dp = keep[j] * dot(&dout[row * kDimV], &v[key * kDimV], kDimV);
-            const Real tdp =
-                keep[j] * (dot(&tdout[row * kDimV], &v[key * kDimV], kDimV) + dot(&dout[row * kDimV], &tv[key * kDimV], kDimV));
+            const Real dp = keep[j] * exact_dot(&dout[row * kDimV], &v[key * kDimV], kDimV);
+            const Real tdp = keep[j] * (exact_dot(&tdout[row * kDimV], &v[key * kDimV], kDimV) +
+                                        exact_dot(&dout[row * kDimV], &tv[key * kDimV], kDimV));
             exact_tds[b * bias.size() + score_at(h, i, j)] = p[j] * ((ts[j] - mu) * (dp - delta) + tdp - more);
             const Real x = slope * (dp - delta), y = slope * (tdp - more) - 2 * tanh_z[j] * tz[j] / cap * x;
             const Real dz = scale * p[j] * x, tdz = scale * p[j] * ((ts[j] - mu) * x + y);
-            for (int c = 0; c < kDim; ++c) {
-                exact_tdq[row * kDim + c] += tdz * k[key * kDim + c] + dz * tk[key * kDim + c];
-                exact_tdk[key * kDim + c] += tdz * q[row * kDim + c] + dz * tq[row * kDim + c];
-            }
-            for (int c = 0; c < kDimV; ++c)
-                exact_tdv[key * kDimV + c] += keep[j] * p[j] * ((ts[j] - mu) * dout[row * kDimV + c] + tdout[row * kDimV + c]);
+            exact_tdq.add(row * kDim, tdz, &k[key * kDim], kDim), exact_tdq.add(row * kDim, dz, &tk[key * kDim], kDim);
+            exact_tdk.add(key * kDim, tdz, &q[row * kDim], kDim), exact_tdk.add(key * kDim, dz, &tq[row * kDim], kDim);
+            const Real weight = keep[j] * p[j];
+            exact_tdv.add(key * kDimV, weight * (ts[j] - mu), &dout[row * kDimV], kDimV);
+            exact_tdv.add(key * kDimV, weight, &tdout[row * kDimV], kDimV);
         }
     }
 };
