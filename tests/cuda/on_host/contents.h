@@ -137,14 +137,15 @@ bool same_rows(const char* name, const Contents& contents, const Entries& side, 
     double worst = 0;
     for (int b = 0; b < side.batch(); ++b) {
         RelativeError error;
-        for (size_t i = side.begin(b) * width; contents.is_defined(b, may_share_keys) && i < side.end(b) * width; ++i)
-            error.add(wide(got[i]), wide(alone[i]));
+        const size_t end = contents.is_defined(b, may_share_keys) ? side.end(b) * width : 0;
+        for (size_t i = side.begin(b) * width; i < end; ++i) error.add(wide(got[i]), wide(alone[i]));
         worst = larger_error(worst, error.value());
     }
     bool untouched = true;
-    for (int row = 0; row < side.rows; ++row)
-        for (size_t i = 0; i < width && !side.owns(row); ++i)
-            untouched &= wide(got[row * width + i]) != wide(got[row * width + i]);
+    for (int row = 0; row < side.rows; ++row) {
+        if (side.owns(row)) continue;
+        for (size_t i = 0; i < width; ++i) untouched &= wide(got[row * width + i]) != wide(got[row * width + i]);
+    }
     const bool good = worst <= limit && untouched;
     std::printf("%s %s, %s: %.1e%s\n", good ? "ok" : "WRONG", contents.name, name, worst, untouched ? "" : ", other rows");
     return good;

@@ -125,7 +125,7 @@ struct Problem {
         sink = random<float>(c.heads_q, 1), lse.assign(size_t(c.heads_q) * queries.rows, NAN),
         out.assign(size_t(queries.rows) * c.heads_q * c.head_dim_v(), T(NAN));
         max_logit = entropy = lse, head_maxima.assign(c.heads_q, NAN), head_maxima64.assign(c.heads_q, -INFINITY);
-        bias = random<float>(size_t(c.heads_q) * c.queries * c.keys, 1);
+        if (c.rare) bias = random<float>(size_t(c.heads_q) * c.queries * c.keys, 1);
         if (c.size <= 0) one_large_score();
         choose_blocks();
         queries.for_hidden_rows(c, [&](int row) { fill_with_nan(q, row, c.heads_q * c.head_dim); });
@@ -289,12 +289,12 @@ struct Problem {
             if (p > 0 && kept(b, h, i, j)) add_scaled(o.data(), p * params.rare.dropout.keep_factor, value, dim);
         }
         const bool sees = exists && sum > 0;
-        const float got = lse[size_t(h) * queries.rows + queries.start[b] + i];
+        const size_t of_row = size_t(h) * queries.rows + queries.start[b] + i;
+        const float got = lse[of_row];
         const double wanted = largest + std::log(sum);
         worst_lse = std::max(worst_lse, sees ? std::fabs(got - wanted) / (1 + std::fabs(wanted)) : got == -INFINITY ? 0.0 : 1e9);
         if (!(std::fabs(got) >= 0)) worst_lse = 1e9;
-        check_statistics(s, exists, h, sees ? wanted : -INFINITY, size_t(h) * queries.rows + queries.start[b] + i,
-                         worst_statistic);
+        if (kStatistics) check_statistics(s, exists, h, sees ? wanted : -INFINITY, of_row, worst_statistic);
         for (int x = 0; x < dim; ++x) {
             error.add(float(out[(size_t(queries.start[b] + i) * c.heads_q + h) * dim + x]), sees ? o[x] / sum : 0);
         }
