@@ -263,6 +263,10 @@ struct Problem {
         v = k;
         for (int b = c.padding; b < batch; ++b)
             for (int j = 0; j < existing(b); ++j) copy_row(b, j);
+        const auto same_bits = [](const std::vector<T>& x, const std::vector<T>& y) {
+            return std::memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0;
+        };
+        if (same_bits(k, got_k) && same_bits(v, got_v)) return 0;
         int wrong = 0;
         for (size_t i = 0; i < k.size(); ++i) {
             const auto same = [](T x, T y) { return wide(x) == wide(y) || (wide(x) != wide(x) && wide(y) != wide(y)); };

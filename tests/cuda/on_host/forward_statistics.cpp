@@ -82,9 +82,7 @@ struct Problem {
         if (!sees(b, row, key)) return -INFINITY;
         const T* x = &q[row_at(b, row, head) * kDim];
         const T* y = &k[(size_t(cu_k[b] + key) * (kHeads / kGroup) + head / kGroup) * kDim];
-        double sum = 0;
-        for (int c = 0; c < kDim; ++c) sum += wide(x[c]) * wide(y[c]);
-        sum *= scale;
+        double sum = scale * dot(x, y, kDim);
         if (!has(kScores)) return sum;
         if (!mask[row * kKeys + key]) return -INFINITY;
         sum = kCap * std::tanh(sum / kCap) - slopes[head] * std::abs(row + keys[b] - used[b] - key);
@@ -118,7 +116,7 @@ struct Problem {
             if (p == 0) continue;
             mean += p * (s[j] - log_sum);
             const T* y = &v[(size_t(cu_k[b] + j) * (kHeads / kGroup) + head / kGroup) * kDim];
-            for (int c = 0; c < kDim; ++c) out64[at * kDim + c] += p * wide(y[c]);
+            add_scaled(&out64[at * kDim], p, y, kDim);
         }
         if (has(kSink)) mean += std::exp(sink[head] - log_sum) * (sink[head] - log_sum);
         entropy64[at] = -mean;
