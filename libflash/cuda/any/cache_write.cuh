@@ -13,26 +13,33 @@ namespace libflash::cuda::cache_write {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 
+// One part of a row: its new values, its place in the cache, and how it is written. Selected before the code that writes, which
+// then is compiled once for all parts.
+struct Part {
+    RowsParams from, to;
+    int channels;
+    CacheScaleParams scale;
+    CodeType code;
+    bool rotated;
+};
+
+__device__ __forceinline__ Part part_of(const CacheWriteParams& p, int part) {
+    if (part == 0) return {p.k_new, p.k, p.channels, p.k_scale, p.code, !p.rope.data};
+    if (part == 1 && p.v.data) return {p.v_new, p.v, p.channels_v, p.v_scale, p.code, false};
+    return {p.rope_new, p.rope, p.channels_rope, CacheScaleParams{}, CodeType::none, true};
+}
+
 template <class T>
 __device__ __forceinline__ void write_part(const CacheWriteParams& p, int64_t row, int head, int part, int lane) {
     const int64_t slot = p.wide_slots ? static_cast<const int64_t*>(p.slots)[row] : static_cast<const int32_t*>(p.slots)[row];
     if (slot < 0 || slot >= p.cache_blocks * p.cache_block_rows) return;
     const int64_t block = slot / p.cache_block_rows, in_block = slot - block * p.cache_block_rows;
-    const auto write = [&](const RowsParams& from, const RowsParams& to, int channels, const CacheScaleParams& scale,
-                           CodeType code, const RotaryParams* rotary) {
-        const T* const values = static_cast<const T*>(from.data) + row * from.row + head * from.head;
-        const NewCacheRow<T> made{values, rotary, rotary ? p.positions[row] : 0};
-        void* const at = cached_address<T>(to.data, block * to.batch + in_block * to.row + head * to.head, code);
-        write_cached_row(made, channels, scale, scale_address(scale, 0, block, in_block, head), code, at, lane);
-    };
-    const RotaryParams* const rotary = p.rotary.cos ? &p.rotary : nullptr;
-    if (part == 0) {
-        write(p.k_new, p.k, p.channels, p.k_scale, p.code, p.rope.data ? nullptr : rotary);
-    } else if (part == 1 && p.v.data) {
-        write(p.v_new, p.v, p.channels_v, p.v_scale, p.code, nullptr);
-    } else {
-        write(p.rope_new, p.rope, p.channels_rope, CacheScaleParams{}, CodeType::none, rotary);
-    }
+    const Part of = part_of(p, part);
+    const T* const values = static_cast<const T*>(of.from.data) + row * of.from.row + head * of.from.head;
+    const RotaryParams* const rotary = of.rotated && p.rotary.cos ? &p.rotary : nullptr;
+    const NewCacheRow<T> made{values, rotary, rotary ? p.positions[row] : 0};
+    void* const at = cached_address<T>(of.to.data, block * of.to.batch + in_block * of.to.row + head * of.to.head, of.code);
+    write_cached_row(made, of.channels, of.scale, scale_address(of.scale, 0, block, in_block, head), of.code, at, lane);
 }
 
 template <class Kernel, class T>

@@ -18,9 +18,16 @@
 
 namespace libflash::cuda::merge {
 
+// The types of the parts that a kernel is compiled for, beside their one type. Kernels for rare calls, which load one channel at
+// a time or fewer than eight of many parts, are compiled once for all types.
+struct Mixed {};  // the types differ
+struct AnyType {};
+
 constexpr int kThreads = 128;
-constexpr int kInFlight = 4;                 // loads of parts in flight per lane
-constexpr int kBlocksPerMultiprocessor = 8;  // allows 64 registers per thread; with the compiler's own choice of 32 it spills
+constexpr int kInFlight = 4;  // loads of parts in flight per lane
+// Allows 64 registers per thread; with the compiler's own choice of 32 it spills. The kernels for any type are not limited.
+template <class T, class Params>
+constexpr int kBlocksPerMultiprocessor = std::is_same_v<Params, MergeMany> || std::is_same_v<T, AnyType> ? 1 : 8;
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
@@ -71,6 +78,9 @@ __device__ __forceinline__ RowTensor part_lse(const MergeMany& p, int n) {
     const MergeLayout& layout = p.layouts[p.layout[n]];
     return {p.lses[n], layout.lse_batch, layout.lse_row, layout.lse_head, ElementType::f32, 0};
 }
+
+__host__ __device__ inline ElementType type_of_first(const MergeFew& p) { return p.outs[0].type; }
+__host__ __device__ inline ElementType type_of_first(const MergeMany& p) { return p.layouts[p.layout[0]].type; }
 
 __device__ __forceinline__ float group_max(float x, int group) {
     for (int step = group / 2; step > 0; step /= 2) {
@@ -156,10 +166,26 @@ __device__ __forceinline__ void add_mixed_parts(const Params& p, int64_t b, int6
     }
 }
 
-// T: the type of all parts, or void if they differ.
+template <class T, int kVector, class Params>
+__device__ __forceinline__ void add_parts_of(const Params& p, bool mixed, int64_t b, int64_t i, int64_t h, int channel,
+                                             const float* weights, float (&sums)[kVector]) {
+    if constexpr (std::is_same_v<T, Mixed>) {
+        add_mixed_parts(p, b, i, h, channel, weights, sums);
+    } else if constexpr (std::is_same_v<T, AnyType>) {
+        if (mixed) return add_mixed_parts(p, b, i, h, channel, weights, sums);
+        switch (type_of_first(p)) {
+            case ElementType::f16: return add_parts<__half>(p, b, i, h, channel, weights, sums);
+            case ElementType::bf16: return add_parts<__nv_bfloat16>(p, b, i, h, channel, weights, sums);
+            default: return add_parts<float>(p, b, i, h, channel, weights, sums);
+        }
+    } else {
+        add_parts<T>(p, b, i, h, channel, weights, sums);
+    }
+}
+
 template <class Kernel, int kVector, class T, class Params>
-__global__ void __launch_bounds__(kThreads, std::is_same<Params, MergeMany>::value ? 1 : kBlocksPerMultiprocessor)
-    merge_kernel(const __grid_constant__ Params p, int group) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor<T, Params>)
+    merge_kernel(const __grid_constant__ Params p, int group, bool mixed) {
     extern __shared__ float weights_smem[];
     const int lane = static_cast<int>(threadIdx.x) % group, slot = static_cast<int>(threadIdx.x) / group;
     const int slots = kThreads / group;
@@ -176,11 +202,7 @@ __global__ void __launch_bounds__(kThreads, std::is_same<Params, MergeMany>::val
 
         for (int channel = lane * kVector; valid && channel < p.head_dim_v; channel += group * kVector) {
             float sums[kVector] = {};
-            if constexpr (std::is_void_v<T>) {
-                add_mixed_parts(p, b, i, h, channel, weights, sums);
-            } else {
-                add_parts<T>(p, b, i, h, channel, weights, sums);
-            }
+            add_parts_of<T>(p, mixed, b, i, h, channel, weights, sums);
             const int64_t start = row_start(p.out, b, i, h) + channel;
             switch (p.out.type) {
                 case ElementType::f16: store<__half>(p.out.data, start, sums); break;
@@ -196,20 +218,21 @@ template <class Kernel, int kVector, class T, class Params>
 int launch(const MergePlan& plan, const Params& p, cudaStream_t stream) {
     const LaunchShape& shape = plan.merge;
     const auto kernel = merge_kernel<Kernel, kVector, T, Params>;
-    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(p, plan.group);
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(p, plan.group, plan.mixed);
     return cudaGetLastError();
 }
 
-inline ElementType type_of_first(const MergeFew& p) { return p.outs[0].type; }
-inline ElementType type_of_first(const MergeMany& p) { return p.layouts[p.layout[0]].type; }
-
 template <class Kernel, int kVector, class Params>
 int launch(const MergePlan& plan, const Params& p, cudaStream_t stream) {
-    if (plan.mixed) return launch<Kernel, kVector, void>(plan, p, stream);
-    switch (type_of_first(p)) {
-        case ElementType::f16: return launch<Kernel, kVector, __half>(plan, p, stream);
-        case ElementType::bf16: return launch<Kernel, kVector, __nv_bfloat16>(plan, p, stream);
-        default: return launch<Kernel, kVector, float>(plan, p, stream);
+    if constexpr (kVector == 1 || (kVector < 8 && std::is_same_v<Params, MergeMany>)) {
+        return launch<Kernel, kVector, AnyType>(plan, p, stream);
+    } else {
+        if (plan.mixed) return launch<Kernel, kVector, Mixed>(plan, p, stream);
+        switch (type_of_first(p)) {
+            case ElementType::f16: return launch<Kernel, kVector, __half>(plan, p, stream);
+            case ElementType::bf16: return launch<Kernel, kVector, __nv_bfloat16>(plan, p, stream);
+            default: return launch<Kernel, kVector, float>(plan, p, stream);
+        }
     }
 }
 
