@@ -30,8 +30,13 @@ PACKED, CU = (tensor(1000, 16, 64),) * 3, dict.fromkeys(("cu_seqlens_q", "cu_seq
 
 def backward_cases() -> list[Case]:
     dynamic, deterministic = {"schedule": "dynamic, "}, {"flags": abi.DETERMINISTIC}
-    options = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5, "seqused_q": USED})
-    scattered = ({"bias": SCORES}, {"mask": MASK, "seqused_q": USED})
+    bias = {"bias": SCORES}
+    options = (
+        {"softcap": 30.0},
+        {"alibi_slopes": SLOPES},
+        {"dropout_p": 0.5, "seqused_q": USED},
+        {"mask": MASK, "seqused_q": USED},
+    )
     general, blocks = ("general", *options), ("block mask", {"block_mask": BLOCKS}, {"block_mask": BLOCKS, "seqused_k": USED})
     return [
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **dynamic), "backward"),
@@ -40,13 +45,11 @@ def backward_cases() -> list[Case]:
             for instance, *several in (general, blocks)
             for option in several
         ),
-        *(
-            attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", **option)
-            for option in scattered
-        ),
+        attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", **bias),
+        attention("H200", 64, kernel("backward_sm90_bf16_d64", "general", "64x128"), "backward", **bias, **deterministic),
         *(
             attention("H200", 128, kernel("backward_sm90_bf16_d128", "general", "64x128"), "backward", **option)
-            for option in (*options, *scattered)
+            for option in (*options, bias)
         ),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **dynamic), "backward", **deterministic),
         attention(
@@ -104,8 +107,9 @@ def backward_cases() -> list[Case]:
             for option in blocks[1:]
         ),
         *(
-            attention("H200", 256, kernel("backward_sm80_bf16_d256", "general", "64x64"), "backward", **option)
-            for option in options
+            attention("H200", head_dim, kernel(f"backward_sm90_bf16_d{head_dim}", "general", "64x64"), "backward", **option)
+            for head_dim in (192, 256)
+            for option in (*options, bias, options[0] | deterministic)
         ),
         attention("A100", 128, kernel("backward_sm80_bf16_d128_small", "plain", "32x64"), "backward"),
     ]

@@ -100,12 +100,9 @@ def has_rare_options(case: Case) -> bool:
     return given or bool(case.softcap or case.dropout_p)
 
 
-def lacks_rare_options(kernel: dict, case: Case, dims: set[int]) -> bool:
+def lacks_rare_options(case: Case, dims: set[int]) -> bool:
     """Whether backward for sm90 lacks a rare option of the case."""
-    scattered = case.bias is not None or case.mask is not None
-    if max(dims) <= 64 and scattered:
-        return True
-    return kernel["head_dim"] > 128 and bool(scattered or case.softcap or case.dropout_p or case.alibi is not None)
+    return max(dims) <= 64 and case.bias is not None
 
 
 def lacks_for_wide_heads(case: Case) -> bool:
@@ -154,7 +151,7 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
         return True
     if deterministic and case.block_mask is not None and lacks_ordered_blocks(kernel, case, dims):
         return False
-    return not lacks_rare_options(kernel, case, dims)
+    return not lacks_rare_options(case, dims)
 
 
 def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:

@@ -16,14 +16,16 @@ struct GradientElement {
     float lse_log2, delta;
 };
 
-// Turns the dot products s and dp into p and dS, the gradient of the scaled dot product before the softcap. at(i) gives element i
-// of kCount; bit i of `keep` says whether dropout keeps it; mask_edge() sets the scores that the mask hides to -infinity.
-// `tiles`: a QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon as its factor is known, so
-// that no other values need registers. before_softcap: false for dS after the softcap.
-template <class T, int kCount, class Tiles, class ElementAt, class MaskEdge>
+// Turns the dot product s into p, and dp into p times differentiate(element, slope of the softcap, whether dropout keeps it).
+// at(i) gives element i of kCount; bit i of `keep` says whether dropout keeps it; mask_edge() sets the scores that the mask hides
+// to -infinity. `tiles`: a QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon as its factor is
+// known, so that no other values need registers. largest_exponent: of p. kReadsMask: whether to apply the boolean mask;
+// otherwise mask_edge() does.
+template <class T, int kCount, bool kReadsMask = true, class Tiles, class ElementAt, class MaskEdge, class Differentiate>
 __device__ __forceinline__ void apply_rare_options(const RareParams& rare, float softmax_scale, const Tiles& tiles,
                                                    int alibi_shift, int head, uint32_t keep, const ElementAt& at,
-                                                   const MaskEdge& mask_edge, bool before_softcap = true) {
+                                                   const MaskEdge& mask_edge, bool before_softcap, float largest_exponent,
+                                                   const Differentiate& differentiate) {
     const auto for_all = [&](const auto& rule) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -42,19 +44,32 @@ __device__ __forceinline__ void apply_rare_options(const RareParams& rare, float
     for (int i = 0; i < kCount; ++i) {
         const GradientElement x = at(i);
         const float capped = x.s * inverse, slope = fmaf(-capped, capped, 1.0f);
-        x.dp = ((keep >> i & 1 ? x.dp * rare.dropout.keep_factor : 0.0f) - x.delta) * slope;
+        x.dp = differentiate(x, slope, keep >> i & 1);
     }
     ScoreRules<T> rules;
     rules.init(rare, tiles.batch, head, alibi_shift);
+    if constexpr (!kReadsMask) rules.mask = nullptr;
     add_and_hide<T>(rare, rules, for_all, for_each);
     mask_edge();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
         const GradientElement x = at(i);
-        x.s = exp2_approx(min_or_nan(x.s - x.lse_log2, exponent_shift<T>()));
+        x.s = exp2_approx(min_or_nan(x.s - x.lse_log2, largest_exponent));
         x.dp *= x.s;
         if (!(keep >> i & 1)) x.s = 0.0f;
     }
+}
+
+// Turns the dot products s and dp into p and dS, the gradient of the scaled dot product before the softcap; with before_softcap =
+// false after it.
+template <class T, int kCount, class Tiles, class ElementAt, class MaskEdge>
+__device__ __forceinline__ void apply_rare_options(const RareParams& rare, float softmax_scale, const Tiles& tiles,
+                                                   int alibi_shift, int head, uint32_t keep, const ElementAt& at,
+                                                   const MaskEdge& mask_edge, bool before_softcap = true) {
+    apply_rare_options<T, kCount>(rare, softmax_scale, tiles, alibi_shift, head, keep, at, mask_edge, before_softcap,
+                                  exponent_shift<T>(), [&](const GradientElement& x, float slope, bool kept) {
+                                      return ((kept ? x.dp * rare.dropout.keep_factor : 0.0f) - x.delta) * slope;
+                                  });
 }
 
 }  // namespace libflash::cuda

@@ -57,10 +57,7 @@ int launch_dk_dv(const BackwardPlan& plan, const BackwardParams& params, cudaStr
 template <class Kernel, class DoWith>
 auto with_backward_instance(int instance, const DoWith& do_with) {
     switch (static_cast<BackwardInstance>(instance)) {
-        case BackwardInstance::general:
-            if constexpr (has_general_backward(Kernel::config))
-                return do_with(std::integral_constant<BackwardInstance, BackwardInstance::general>());
-            break;
+        case BackwardInstance::general: return do_with(std::integral_constant<BackwardInstance, BackwardInstance::general>());
         case BackwardInstance::block_mask:
             return do_with(std::integral_constant<BackwardInstance, BackwardInstance::block_mask>());
         case BackwardInstance::ragged: return do_with(std::integral_constant<BackwardInstance, BackwardInstance::ragged>());

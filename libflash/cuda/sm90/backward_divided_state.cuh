@@ -38,7 +38,7 @@ struct BackwardDividedState : BackwardConsumerState<Traits> {
     }
     // Recomputes first_key, so that it needs no register in the loop.
     __device__ __forceinline__ int first_key_again() const {
-        return hide_from_compiler(static_cast<int>(threadIdx.x)) / 32 % 4 * 16;
+        return hide_from_compiler(static_cast<int>(threadIdx.x)) >> 1 & 0x30;  // warp % 4 * 16
     }
     __device__ __forceinline__ void release_queries(int stage) const {
         if (arrives_for_warp(lane)) queries.empty_of(stage).arrive();

@@ -74,12 +74,12 @@ private:
         Products::template issue_scores<kChunk>(p, k, c.addresses.first_row, q, first);
         Products::template issue_scores<kChunk>(ds, Tiles::v_of(k), c.addresses.first_row, dout, first);
         const auto origin = scores.origin(at, c.queries.stage, first, c.first_key, c.lane);
-        const uint32_t keep = scores.keep_bits(origin, c.lane);
+        const auto bits = scores.template bits<kChunk>(origin, c.lane);
         if (first == 0) c.gradients.wait_empty();
         wgmma_wait<0>();
         wgmma_fence_operand(p);
         wgmma_fence_operand(ds);
-        scores.apply(p, ds, origin, keep, edge);
+        scores.apply(p, ds, origin, bits, edge);
         Fragments rounded_p, rounded_ds;
         BackwardScores<Traits>::round(rounded_p, p);
         BackwardScores<Traits>::round(rounded_ds, ds);

@@ -26,9 +26,6 @@ constexpr bool knows_block_mask(BackwardInstance kind) {
     return kind == BackwardInstance::block_mask || kind == BackwardInstance::general;
 }
 
-// A kernel with tiles of 64 keys has no general instance: no warpgroup has both S and dP.
-constexpr bool has_general_backward(const KernelConfig& config) { return config.tile_k > 64; }
-
 // Whether an instance can add to the dQ accumulator in a fixed order. For fp16 at head_dim 128 with a block mask there are not
 // enough registers: the compiler would serialise the products.
 constexpr bool has_fixed_order(const KernelConfig& config, BackwardInstance kind) {

@@ -19,8 +19,8 @@ using BackwardPlainConsumerOf =
     std::conditional_t<Traits::kDividesProducts, BackwardDividedConsumer<Traits>,
                        std::conditional_t<(Traits::kHeadDim > 64), BackwardHalvesConsumer<Traits>, BackwardConsumer<Traits>>>;
 template <class Traits>
-using BackwardConsumerOf =
-    std::conditional_t<Traits::kRareOptions, BackwardGeneralConsumer<Traits>, BackwardPlainConsumerOf<Traits>>;
+using BackwardConsumerOf = std::conditional_t<Traits::kRareOptions && !Traits::kDividesProducts, BackwardGeneralConsumer<Traits>,
+                                              BackwardPlainConsumerOf<Traits>>;
 
 template <class Traits>
 struct BackwardKernel {

@@ -3,6 +3,7 @@
 
 #include "cuda/sm90/backward_divided_state.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
+#include "cuda/sm90/backward_rare_options.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -20,6 +21,7 @@ struct BackwardKeysWarpgroup {
     const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardScores<Traits> scores{context};
+    const BackwardRareOptions<Traits> options{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
@@ -85,14 +87,18 @@ private:
         Products::add(c.sums, ds, c.q());
         wgmma_commit();
     }
-    // dS from dP, and from P that the other consumer warpgroup stored.
+    // dS from dP, and from P, or the weights of rare options, that the other consumer warpgroup stored.
     __device__ __forceinline__ void differentiate(const State& c, Scores& x) const {
         const uint32_t statistics = c.statistics();
 #pragma unroll
         for (int step = 0; step < Traits::kBlockM / 16; ++step) {
             uint32_t p[4];
             Products::load_p(c.addresses, c.gradients.stage, step, p);
-            scores.differentiate_step(x, p, step, statistics);
+            if constexpr (Traits::kRareOptions) {
+                options.differentiate_kept(x, p, step, statistics);
+            } else {
+                scores.differentiate_step(x, p, step, statistics);
+            }
         }
     }
 };

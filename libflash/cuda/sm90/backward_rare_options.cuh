@@ -4,8 +4,9 @@
 
 #include "cuda/attention/dropout.cuh"
 #include "cuda/attention/edge_mask.cuh"
+#include "cuda/attention/mask_bits.cuh"
 #include "cuda/attention/rare_gradients.cuh"
-#include "cuda/sm90/backward_context.cuh"
+#include "cuda/sm90/backward_scores.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -31,27 +32,96 @@ struct BackwardRareOptions {
                 reinterpret_cast<const float4*>(context.tiles.statistics(stage) + first + (lane & 3) * 2)};
     }
 
-    // The dropout mask: bit i is set if element i is kept. The whole warp calls it.
+    // Of the lane's scores of several queries, a bit each: whether dropout keeps it, and whether the boolean mask hides it. They
+    // are found while the tensor cores compute the scores.
+    struct Bits {
+        uint32_t keep, hidden;
+    };
+    // Of kQueries queries. The whole warp calls it.
+    template <int kQueries>
+    __device__ __forceinline__ Bits bits(const ChunkOrigin& origin, int lane) const {
+        return {keep_bits<kQueries>(origin, lane), hidden_bits<kQueries>(origin, lane)};
+    }
+
+    // Turns the dot products s and dp into P and dS.
+    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, bool edge) const {
+        const float factor = context.params.rare.dropout.keep_factor;
+        apply(s, dp, origin, of, edge, [=](const GradientElement& x, float slope, bool kept) {
+            return ((kept ? x.dp * factor : 0.0f) - x.delta) * slope;
+        });
+    }
+
+    // For consumers that divide the products, where only the other warpgroup has dP. Turns the dot products into P times
+    // 2^kProbabilityShift; `weights` gets what the other warpgroup needs for dS: P times the slope of the softcap, with the sign
+    // bit where dropout removes the probability (differentiate_kept()). `of`: its first bits are those of the chunk.
+    __device__ __forceinline__ void apply_to_values(Scores& s, Scores& weights, const ChunkOrigin& origin, const Bits& of,
+                                                    bool edge) const {
+        apply(s, weights, origin, of, edge, [](const GradientElement&, float slope, bool) { return slope; });
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) weights[i] = of.keep >> i & 1 ? fabsf(weights[i]) : -fabsf(weights[i]);
+    }
+
+    // dS for 16 queries from dP, x[8 * step] to x[8 * step + 7], and rounded weights of apply_to_values(). `statistics`: the
+    // shared address of those of the lane's first query.
+    template <int kCount>
+    __device__ __forceinline__ void differentiate_kept(float (&x)[kCount], const uint32_t (&weights)[4], int step,
+                                                       uint32_t statistics) const {
+        const float factor = context.params.rare.dropout.keep_factor;
+#pragma unroll
+        for (int i = 8 * step; i < 8 * step + 8; i += 4) {
+            const float4 two = load_shared_16(statistics + i / 4 * BackwardScores<Traits>::kEightQueries);
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const uint32_t pair = weights[(i % 8 + e) / 2];
+                const float low = pair & 0x8000u ? 0.0f : x[i + e] * factor;
+                const float high = pair & 0x80000000u ? 0.0f : x[i + e + 1] * factor;
+                x[i + e] = fabsf(low_of(pair, T())) * BackwardScores<Traits>::difference(low, two.y);
+                x[i + e + 1] = fabsf(high_of(pair, T())) * BackwardScores<Traits>::difference(high, two.w);
+            }
+        }
+    }
+
+private:
+    template <int kQueries>
     __device__ __forceinline__ uint32_t keep_bits(const ChunkOrigin& origin, int lane) const {
         const DropoutParams& dropout = context.params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
         const uint32_t head = dropout_head(context.tile().work.batch, context.params.heads_q, origin.head);
-        return keep_bits_transposed<kChunk / 8, 1>(dropout, head, origin.row, origin.key - (lane >> 2), lane);
+        return keep_bits_transposed<kQueries / 8, 1>(dropout, head, origin.row, origin.key - (lane >> 2), lane);
+    }
+    template <int kQueries>
+    __device__ __forceinline__ uint32_t hidden_bits(const ChunkOrigin& origin, int lane) const {
+        const ScoreParams& mask = context.params.rare.mask;
+        if (!mask.data) return 0;
+        const auto& tiles = context.tile().tiles;
+        const MaskRows rows(mask, context.tile().work.batch, origin.head, origin.key - (lane >> 2), tiles.length_q,
+                            tiles.length_k);
+        return cuda::hidden_bits<kQueries>(rows, origin.row - (lane & 3) * 2, lane);
     }
 
-    // Turns the dot products s and dp into P and dS.
-    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, uint32_t keep, bool edge) const {
+    template <class Differentiate>
+    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, bool edge,
+                                          const Differentiate& differentiate) const {
+        constexpr float kShift = Traits::kProbabilityShift;
         const auto& tiles = context.tile().tiles;
         const auto at = [&](int i) -> GradientElement {
             const float4 f = origin.statistics[i / 4 * 4];
-            return {
-                s[i], dp[i], origin.row + i / 4 * 8 + i % 2, origin.key + i / 2 % 2 * 8, i % 2 ? f.z : f.x, i % 2 ? f.w : f.y};
+            return {s[i],
+                    dp[i],
+                    origin.row + i / 4 * 8 + i % 2,
+                    origin.key + i / 2 % 2 * 8,
+                    (i % 2 ? f.z : f.x) - kShift,
+                    i % 2 ? f.w : f.y};
+        };
+        const auto hide = [&] {
+#pragma unroll
+            for (int i = 0; i < kScores; ++i)
+                if (of.hidden >> i & 1) s[i] = -INFINITY;
+            if (edge) mask_edge_transposed(tiles, origin.row, origin.key, -INFINITY, s);
         };
         const int alibi_shift = tiles.length_k - tiles.length_q;
-        apply_rare_options<T, kScores>(context.params.rare, context.params.softmax_scale, tiles, alibi_shift, origin.head, keep,
-                                       at, [&] {
-                                           if (edge) mask_edge_transposed(tiles, origin.row, origin.key, -INFINITY, s);
-                                       });
+        apply_rare_options<T, kScores, false>(context.params.rare, context.params.softmax_scale, tiles, alibi_shift, origin.head,
+                                              of.keep, at, hide, true, exponent_shift<T>() + kShift, differentiate);
     }
 };
 

@@ -23,7 +23,8 @@ struct BackwardTraits {
     static constexpr bool kRareOptions = kInstance == BackwardInstance::general, kBlockMask = knows_block_mask(kInstance),
                           kSplits = has_splits(kInstance);
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
-    static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;  // general instance: queries of a tile that are processed at once
+    // General instance: queries of a tile that are processed at once, so many that the registers suffice.
+    static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
     // Stages of K and V. With two, K and V of the next work tile are loaded before the gradients of the current one are written.
     static constexpr int kKeyStages = kHeadDim <= 64 ? 2 : 1;
@@ -39,7 +40,6 @@ struct BackwardTraits {
     // Warps of the consumers and the dQ warpgroup that read K and V.
     static constexpr int kWarpsThatReadK = kDividesProducts ? 8 : 12, kWarpsThatReadV = kDividesProducts ? 4 : 8;
     static_assert(kDividesProducts || kBlockN == 2 * kGroupKeys, "the registers are for two consumer warpgroups");
-    static_assert(!(kDividesProducts && kRareOptions), "one warpgroup has S, the other has dP");
     // The producer warpgroup, the dQ warpgroup and two consumer warpgroups.
     static constexpr int kThreads = 4 * 128;
     static constexpr int kProducerRegisters = 32, kDqRegisters = kHeadDim % 64 == 0 ? 64 : 80,
