@@ -43,8 +43,8 @@ def shapes(benchmark: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> type
 
 
 def test_every_cell_is_there_once(benchmark: types.ModuleType, shapes: types.ModuleType) -> None:
-    counts = {"packed": 8, "heads": 8, "product": 12, "fp16": 4, "blocks": 5, "options": 15, "shared": 12, "few": 36}
-    quick = {"packed": 2, "heads": 2, "product": 4, "fp16": 2, "blocks": 1, "options": 5, "shared": 2, "few": 4}
+    counts = {"packed": 8, "heads": 8, "product": 12, "fp16": 4, "blocks": 5, "options": 30, "shared": 12, "few": 36}
+    quick = {"packed": 2, "heads": 2, "product": 4, "fp16": 2, "blocks": 1, "options": 10, "shared": 2, "few": 4}
     for section in benchmark.SECTIONS:
         names = [contest.name for contest in shapes.contests(section, quick=False)]
         assert len(set(names)) == len(names) == counts[section]
@@ -106,19 +106,22 @@ def run_program(
     return run
 
 
-def test_the_program_on_the_cpu(run_program: Callable[..., dict], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_on_the_cpu(
+    run_program: Callable[..., dict], shapes: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = run_program()
     assert data["setting"] == {"rounds": 5}
-    assert len(data["cells"]) == 100
+    assert len(data["cells"]) == 115
     assert list(data["summary"]) == [
         *("packed", "heads", "product d=128", "product d=256", "fp16", "fp16 product", "blocks"),
-        *("softcap", "alibi", "bias", "mask", "dropout", "shared", "few forward", "few backward"),
+        *(f"{direction} {option}" for direction in ("forward", "backward") for option in shapes.OPTIONS),
+        *("shared", "few forward", "few backward"),
     ]
     assert data["summary"]["heads"] == {"geometric_mean": 0.5, "smallest": 0.5, "largest": 0.5}
     assert all(set(cell) == {"section", "name", "ms", "tflops", "ratio", "spread"} for cell in data["cells"])
     printed = capsys.readouterr().out
     assert "heads: 0.500 to 0.500" in printed
-    assert len(printed.splitlines()) == 2 + 100 + 15
+    assert len(printed.splitlines()) == 2 + 115 + 20
 
 
 def test_some_sections_of_the_quick_set(run_program: Callable[..., dict]) -> None:

@@ -165,16 +165,18 @@ def blocks(head_dim: int) -> Contest:
     return Contest(name_of(p.cell), calls, {"blocks": ("blocks", "dense")}, check=lambda: compare(p, mask, call()))
 
 
-def options(option: str, head_dim: int) -> Contest:
-    p = problem(cell(head_dim, OPTIONS_SEQLEN, causal=option == "alibi"))
+def options(direction: str, option: str, head_dim: int) -> Contest:
+    p = problem(dataclasses.replace(cell(head_dim, OPTIONS_SEQLEN, causal=option == "alibi"), direction=direction))
     given = arguments(option, p)
-    calls = {HELD: forward_libflash(p, None, FAMILY, **given), OURS: forward_libflash(p, None, **given)}
-    name = f"{name_of(p.cell)} {option}"
+    calls = {HELD: with_options(p, given, FAMILY), OURS: with_options(p, given)}
+    check = functools.partial(compare_calls, p.cell, calls)
+    return Contest(f"{direction} {name_of(p.cell)} {option}", calls, {f"{direction} {option}": (HELD, OURS)}, check=check)
 
-    def check() -> None:
-        agree(f"options {name}", "forward", "bfloat16", calls[OURS]()[0], calls[HELD]()[0])
 
-    return Contest(name, calls, {option: (HELD, OURS)}, check=check)
+def with_options(p: Problem, given: dict[str, object], backend: str | None = None) -> Call:
+    if p.cell.direction == "forward":
+        return forward_libflash(p, None, backend, **given)
+    return backward_libflash(p, None, backend, given=given)
 
 
 def arguments(option: str, p: Problem) -> dict[str, object]:
@@ -246,7 +248,7 @@ def axes(quick: bool) -> dict[str, tuple[tuple, ...]]:
         "product": (PRODUCT_HEAD_DIMS, some(PRODUCT_SEQLENS), MASKS),
         "fp16": (some(HEAD_DIMS), MASKS),
         "blocks": (some(BLOCKS_HEAD_DIMS),),
-        "options": (OPTIONS, some(OPTIONS_HEAD_DIMS)),
+        "options": (PASSES, OPTIONS, some(OPTIONS_HEAD_DIMS)),
         "shared": (some(SHARED_HEAD_DIMS), some(SHARED_SHAPES), MASKS),
         "few": (PASSES, some(FEW_HEAD_DIMS), some(FEW_SHAPES), MASKS),
     }

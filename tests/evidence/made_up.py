@@ -70,6 +70,6 @@ def evidence(**changes: object) -> dict:
         "serving": {"setting": {"rounds": 5}, "cells": serving},
         "context": {"setting": {"torch": "2", "rounds": 3, "head_dim": 128}, "cells": [ring]},
         "context_all": {"setting": {"torch": "2", "rounds": 2, "head_dim": 128, "window_ms": 250}, "cells": [over_four]},
-        "shapes": {"setting": {"rounds": 5}, "cells": [*shapes, {"name": "S=2048 mask", "ratio": {"mask": 1.234}}]},
+        "shapes": {"setting": {"rounds": 5}, "cells": [*shapes, {"name": "S=2048 mask", "ratio": {"forward mask": 1.234}}]},
     }
     return data | changes

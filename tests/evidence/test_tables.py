@@ -142,7 +142,7 @@ def test_rows_of_the_shapes_table() -> None:
     assert made.startswith("Forward on NVIDIA H200, what the tables above do not show")
     assert "medians of 5 rounds, 2026-01-01." in made
     assert "| bf16: time over that of fp16 | 2 | 0.50 | 1.00 | 2.00 |" in made
-    assert "| mask: the same | 1 | 1.23 | 1.23 | 1.23 |" in made
+    assert "| forward, mask: the same | 1 | 1.23 | 1.23 | 1.23 |" in made
     assert made.count("\n| ") == 1 + 3
     without = {name: value for name, value in evidence().items() if name != "shapes"}
     assert tables.contents({"a.json": without})["gpu-shapes-table"] == ""
