@@ -183,9 +183,10 @@ __device__ __forceinline__ void add_parts_of(const Params& p, bool mixed, int64_
     }
 }
 
+// `mixed` is no bool: how PTX loads one depends on the sign of the host's char, and PTX is to be the same on Arm.
 template <class Kernel, int kVector, class T, class Params>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor<T, Params>)
-    merge_kernel(const __grid_constant__ Params p, int group, bool mixed) {
+    merge_kernel(const __grid_constant__ Params p, int group, int mixed) {
     extern __shared__ float weights_smem[];
     const int lane = static_cast<int>(threadIdx.x) % group, slot = static_cast<int>(threadIdx.x) / group;
     const int slots = kThreads / group;
