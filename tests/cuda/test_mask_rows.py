@@ -16,7 +16,7 @@ NAMES = ("q", "k", "v")
 
 
 def in_wider_rows(mask: torch.Tensor, extra: int, before: int = 0) -> torch.Tensor:
-    """The same values in rows with further bytes, which are true where the mask is false."""
+    """The same values in rows with further bytes, which are all true."""
     shape = (*mask.shape[:-1], before + mask.shape[-1] + extra)
     wide = torch.ones(shape, dtype=torch.bool, device=mask.device)
     inner = wide[..., before : before + mask.shape[-1]]

@@ -1,6 +1,6 @@
-// The consumer warpgroups of the general instance of the sm_90a backward kernel: as in backward_dk_dv.cuh, with block masks and
-// the rare options. The options need registers, so the products of two tiles do not overlap, K is read from shared memory, and
-// kChunk queries of a tile are processed at a time.
+// The consumer warpgroups of the general instance of the sm_90a backward kernel for head_dim up to 128: as in
+// backward_dk_dv.cuh, with block masks and the rare options. The options need registers, so the products of two tiles do not
+// overlap, K is read from shared memory, and kChunk queries of a tile are processed at a time.
 #pragma once
 
 #include "cuda/sm90/backward_consumer_state.cuh"

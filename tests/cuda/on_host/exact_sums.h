@@ -7,15 +7,21 @@
 
 using Real = long double;
 
-// Adds factor * x[i] to sums[i] + rests[i]. The error of each addition, which double represents exactly, goes to the rest.
+// Adds a product to sum + rest. `lost`: what the product lost by rounding. The error of the addition, which double represents
+// exactly, goes to the rest.
+__attribute__((always_inline, optimize("O3"))) inline void add_with_rest(double& sum, double& rest, double product, double lost) {
+    const double before = sum, after = before + product, added = after - before;
+    rest += (before - (after - added)) + (product - added) + lost;
+    sum = after;
+}
+
+// Adds factor * x[i] to sums[i] + rests[i].
 __attribute__((optimize("O3"))) inline void add_exactly(double* __restrict sums, double* __restrict rests, Real factor,
                                                         const double* __restrict x, int count) {
     const double high = static_cast<double>(factor), low = static_cast<double>(factor - high);
     for (int i = 0; i < count; ++i) {
-        const double product = high * x[i], of_product = std::fma(high, x[i], -product) + low * x[i];
-        const double before = sums[i], sum = before + product, added = sum - before;
-        rests[i] += (before - (sum - added)) + (product - added) + of_product;
-        sums[i] = sum;
+        const double product = high * x[i];
+        add_with_rest(sums[i], rests[i], product, std::fma(high, x[i], -product) + low * x[i]);
     }
 }
 
@@ -26,10 +32,8 @@ __attribute__((optimize("O3"))) inline Real exact_dot(const double* a, const dou
     int i = 0;
     for (; i + kSums <= count; i += kSums)
         for (int n = 0; n < kSums; ++n) {
-            const double product = a[i + n] * b[i + n], of_product = std::fma(a[i + n], b[i + n], -product);
-            const double before = sums[n], sum = before + product, added = sum - before;
-            rests[n] += (before - (sum - added)) + (product - added) + of_product;
-            sums[n] = sum;
+            const double product = a[i + n] * b[i + n];
+            add_with_rest(sums[n], rests[n], product, std::fma(a[i + n], b[i + n], -product));
         }
     Real sum = 0;
     for (int n = 0; n < kSums; ++n) sum += Real{sums[n]} + rests[n];
