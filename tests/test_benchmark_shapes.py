@@ -106,6 +106,9 @@ def run_program(
     return run
 
 
+PEERS = {"bias": (" cudnn",), "mask": (" cudnn",), "dropout": (" fa2", " cudnn")}
+
+
 def test_the_program_on_the_cpu(
     run_program: Callable[..., dict], shapes: types.ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,14 +117,19 @@ def test_the_program_on_the_cpu(
     assert len(data["cells"]) == 115
     assert list(data["summary"]) == [
         *("packed", "heads", "product d=128", "product d=256", "fp16", "fp16 product", "blocks"),
-        *(f"{direction} {option}" for direction in ("forward", "backward") for option in shapes.OPTIONS),
+        *(
+            f"{direction} {option}{peer}"
+            for direction in ("forward", "backward")
+            for option in shapes.OPTIONS
+            for peer in ("", *PEERS.get(option, ()))
+        ),
         *("shared", "few forward", "few backward"),
     ]
     assert data["summary"]["heads"] == {"geometric_mean": 0.5, "smallest": 0.5, "largest": 0.5}
     assert all(set(cell) == {"section", "name", "ms", "tflops", "ratio", "spread"} for cell in data["cells"])
     printed = capsys.readouterr().out
     assert "heads: 0.500 to 0.500" in printed
-    assert len(printed.splitlines()) == 2 + 115 + 20
+    assert len(printed.splitlines()) == 2 + 115 + 28
 
 
 def test_some_sections_of_the_quick_set(run_program: Callable[..., dict]) -> None:

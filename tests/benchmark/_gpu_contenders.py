@@ -68,21 +68,23 @@ def sdpa_options(p: Problem) -> dict[str, bool]:
     return {"is_causal": p.cell.causal, "enable_gqa": p.q.shape[2] != p.k.shape[2]}
 
 
-def forward_sdpa(p: Problem, backend: SDPBackend) -> Call:
+def forward_sdpa(p: Problem, backend: SDPBackend, **more: object) -> Call:
+    """`more`: further options of the call."""
     q, k, v = swapped(p.q, p.k, p.v)
+    options = sdpa_options(p) | more
 
     def call() -> tuple[torch.Tensor, ...]:
         with sdpa_kernel(backend):
-            return swapped(torch.nn.functional.scaled_dot_product_attention(q, k, v, **sdpa_options(p)))
+            return swapped(torch.nn.functional.scaled_dot_product_attention(q, k, v, **options))
 
     return call
 
 
-def backward_sdpa(p: Problem, backend: SDPBackend) -> Call:
+def backward_sdpa(p: Problem, backend: SDPBackend, **more: object) -> Call:
     inputs = tuple(x.requires_grad_() for x in swapped(p.q.detach(), p.k.detach(), p.v.detach()))
     (dout,) = swapped(p.dout)
     with torch.enable_grad(), sdpa_kernel(backend):
-        out = torch.nn.functional.scaled_dot_product_attention(*inputs, **sdpa_options(p))
+        out = torch.nn.functional.scaled_dot_product_attention(*inputs, **sdpa_options(p), **more)
     return lambda: swapped(*torch.autograd.grad(out, inputs, dout, retain_graph=True))
 
 

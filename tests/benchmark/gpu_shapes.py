@@ -8,7 +8,7 @@ product   TFLOP/s over those of the product of two 8192 x 8192 matrices
 fp16      time of bf16 over that of fp16, also of the product
 blocks    half of the 128 x 128 blocks masked at random, as lists: time over that of the dense call
 options   forward and backward with softcap, ALiBi (causal), bias, mask, dropout: time of the sm80 kernels over that of libflash's
-          choice
+          choice; with bias and mask time of cuDNN, with dropout also of FlashAttention-2, over libflash's
 shared    backward of one sequence and of eight, eight query heads per key head: TFLOP/s over those of 16384 tokens with as many
           key heads as query heads; and, where it is installed, the time of FlashAttention-3 over libflash's
 few       512 to 2048 rows, forward and backward: time of cuDNN over libflash's; and, where it is installed, of FlashAttention-3

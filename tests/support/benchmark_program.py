@@ -33,7 +33,8 @@ def cells_on_the_cpu(monkeypatch: pytest.MonkeyPatch, module: str, sizes: dict[s
     """The module of cells, with these sizes and the CPU in place of a GPU."""
     cells, contenders = sys.modules[module], sys.modules["_gpu_contenders"]
     monkeypatch.setattr(contenders, "DEVICE", "cpu")
-    monkeypatch.setitem(contenders.SDPA, "cudnn", contenders.SDPBackend.MATH)
+    for peer in contenders.SDPA:
+        monkeypatch.setitem(contenders.SDPA, peer, contenders.SDPBackend.MATH)
     for of_family in (contenders, cells):
         if hasattr(of_family, "FAMILY"):
             monkeypatch.setattr(of_family, "FAMILY", "cpu")
