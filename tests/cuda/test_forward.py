@@ -79,6 +79,21 @@ def test_one_score_far_above_the_others(kernel: dict, jump: float) -> None:
 
 
 @needs_gpu
+@pytest.mark.parametrize("jump", [200.0, 1e10, 1e30])
+@pytest.mark.parametrize("kernel", supporting(KERNELS, bias="bhqk"), ids=lambda kernel: kernel["name"])
+def test_one_bias_far_above_the_others(kernel: dict, jump: float) -> None:
+    """The largest score is also above the rounding errors of the others."""
+    dtype, dim = DTYPES[kernel["dtype"]], min(kernel["head_dim"], 64)
+    generator = torch.Generator("cuda").manual_seed(4)
+    q, k, v = (torch.randn(1, rows, 2, dim, generator=generator, device="cuda").to(dtype) for rows in (150, 333, 333))
+    bias = torch.zeros(1, 2, 150, 333, device="cuda", dtype=torch.float64 if kernel["dtype"] == "f64" else torch.float32)
+    bias[..., 5] = jump
+    out, lse = libflash.attention(q, k, v, bias=bias, return_lse=True, kernel=kernel["name"])
+    torch.testing.assert_close(out, v[:, 5:6].expand_as(out), rtol=0.01, atol=0)
+    torch.testing.assert_close(lse, torch.full_like(lse, jump), rtol=0.1, atol=0)
+
+
+@needs_gpu
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
 def test_values_near_the_end_of_float(kernel: dict) -> None:
     """With a kept maximum below the row maximum, probabilities may be far above 1, and their products with such values

@@ -37,19 +37,17 @@ def backward_cases() -> list[Case]:
         {"dropout_p": 0.5, "seqused_q": USED},
         {"mask": MASK, "seqused_q": USED},
     )
-    general, blocks = ("general", *options), ("block mask", {"block_mask": BLOCKS}, {"block_mask": BLOCKS, "seqused_k": USED})
+    blocks = ({"block_mask": BLOCKS}, {"block_mask": BLOCKS, "seqused_k": USED})
     return [
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **dynamic), "backward"),
         *(
-            attention("H200", 64, kernel("backward_sm90_bf16_d64", instance, "64x128"), "backward", **option)
-            for instance, *several in (general, blocks)
-            for option in several
+            attention("H200", 64, kernel("backward_sm90_bf16_d64", "block mask", "64x128"), "backward", **option)
+            for option in blocks
         ),
-        attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", **bias),
-        attention("H200", 64, kernel("backward_sm90_bf16_d64", "general", "64x128"), "backward", **bias, **deterministic),
         *(
-            attention("H200", 128, kernel("backward_sm90_bf16_d128", "general", "64x128"), "backward", **option)
-            for option in (*options, bias)
+            attention("H200", head_dim, kernel(f"backward_sm90_bf16_d{head_dim}", "general", "64x128"), "backward", **option)
+            for head_dim in (64, 128)
+            for option in (*options, bias, bias | deterministic)
         ),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **dynamic), "backward", **deterministic),
         attention(
@@ -104,7 +102,7 @@ def backward_cases() -> list[Case]:
         attention("H200", 256, kernel("backward_sm90_bf16_d256", "variable lengths", "64x64"), "backward", seqused_k=USED),
         *(
             attention("H200", 256, kernel("backward_sm90_bf16_d256", "block mask", "64x64"), "backward", **option)
-            for option in blocks[1:]
+            for option in blocks
         ),
         *(
             attention("H200", head_dim, kernel(f"backward_sm90_bf16_d{head_dim}", "general", "64x64"), "backward", **option)

@@ -100,11 +100,6 @@ def has_rare_options(case: Case) -> bool:
     return given or bool(case.softcap or case.dropout_p)
 
 
-def lacks_rare_options(case: Case, dims: set[int]) -> bool:
-    """Whether backward for sm90 lacks a rare option of the case."""
-    return max(dims) <= 64 and case.bias is not None
-
-
 def lacks_for_wide_heads(case: Case) -> bool:
     """Whether forward and backward for sm90 with more than 256 channels lack an option of the case."""
     given = any(x is not None for x in (case.bias, case.mask, case.alibi, case.block_mask))
@@ -149,9 +144,7 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
         return not lacks_for_wide_heads(case)
     if kernel["operation"] != "backward":
         return True
-    if deterministic and case.block_mask is not None and lacks_ordered_blocks(kernel, case, dims):
-        return False
-    return not lacks_rare_options(case, dims)
+    return not (deterministic and case.block_mask is not None and lacks_ordered_blocks(kernel, case, dims))
 
 
 def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:

@@ -16,16 +16,38 @@ struct GradientElement {
     float lse_log2, delta;
 };
 
-// Turns the dot product s into p, and dp into p times differentiate(element, slope of the softcap, whether dropout keeps it).
-// at(i) gives element i of kCount; bit i of `keep` says whether dropout keeps it; mask_edge() sets the scores that the mask hides
-// to -infinity. `tiles`: a QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon as its factor is
-// known, so that no other values need registers. largest_exponent: of p. kReadsMask: whether to apply the boolean mask;
-// otherwise mask_edge() does.
-template <class T, int kCount, bool kReadsMask = true, class Tiles, class ElementAt, class MaskEdge, class Differentiate>
-__device__ __forceinline__ void apply_rare_options(const RareParams& rare, float softmax_scale, const Tiles& tiles,
-                                                   int alibi_shift, int head, uint32_t keep, const ElementAt& at,
-                                                   const MaskEdge& mask_edge, bool before_softcap, float largest_exponent,
-                                                   const Differentiate& differentiate) {
+// The steps that differ between callers of apply_rare_options(): those of dS from dP and delta. mask_edge() sets the scores that
+// the mask hides to -infinity. wanted_before_softcap: false for dS after the softcap.
+template <class T, class MaskEdge>
+struct GradientSteps {
+    const RareParams& rare;
+    const MaskEdge& mask_edge;
+    bool wanted_before_softcap;
+
+    __device__ __forceinline__ bool before_softcap() const { return wanted_before_softcap; }
+    // The largest exponent of p.
+    __device__ __forceinline__ float largest_exponent() const { return exponent_shift<T>(); }
+    // What p is multiplied by. slope: of the softcap; kept: whether dropout keeps p.
+    __device__ __forceinline__ float differentiate(const GradientElement& x, float slope, bool kept) const {
+        return ((kept ? x.dp * rare.dropout.keep_factor : 0.0f) - x.delta) * slope;
+    }
+    // Turns dot products into scores in natural units.
+    template <class ForAll>
+    __device__ __forceinline__ void scale(float softmax_scale, const ForAll& for_all) const {
+        scale_and_cap(rare, softmax_scale, for_all);
+    }
+    // Applies options in its own way to the scores in natural units, and removes them from the rules.
+    __device__ __forceinline__ void apply_own(ScoreRules<T>&) const {}
+    // Hides base-2 scores.
+    __device__ __forceinline__ void hide() const { mask_edge(); }
+};
+
+// Turns the dot product s into p, and dp into p times steps.differentiate(). at(i) gives element i of kCount; bit i of `keep`
+// says whether dropout keeps it. `tiles`: a QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon
+// as its factor is known, so that no other values need registers. `steps`: has the members of GradientSteps.
+template <class T, int kCount, class Tiles, class ElementAt, class Steps>
+__device__ __forceinline__ void apply_rare_steps(const RareParams& rare, float softmax_scale, const Tiles& tiles, int alibi_shift,
+                                                 int head, uint32_t keep, const ElementAt& at, const Steps& steps) {
     const auto for_all = [&](const auto& rule) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -38,38 +60,35 @@ __device__ __forceinline__ void apply_rare_options(const RareParams& rare, float
             if (row < tiles.length_q && key < tiles.length_k) rule(score, row, key);
         });
     };
-    scale_and_cap(rare, softmax_scale, for_all);
-    const float inverse = before_softcap && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
+    steps.scale(softmax_scale, for_all);
+    const float inverse = steps.before_softcap() && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
         const GradientElement x = at(i);
         const float capped = x.s * inverse, slope = fmaf(-capped, capped, 1.0f);
-        x.dp = differentiate(x, slope, keep >> i & 1);
+        x.dp = steps.differentiate(x, slope, keep >> i & 1);
     }
     ScoreRules<T> rules;
     rules.init(rare, tiles.batch, head, alibi_shift);
-    if constexpr (!kReadsMask) rules.mask = nullptr;
+    steps.apply_own(rules);
     add_and_hide<T>(rare, rules, for_all, for_each);
-    mask_edge();
+    steps.hide();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
         const GradientElement x = at(i);
-        x.s = exp2_approx(min_or_nan(x.s - x.lse_log2, largest_exponent));
+        x.s = exp2_approx(min_or_nan(x.s - x.lse_log2, steps.largest_exponent()));
         x.dp *= x.s;
         if (!(keep >> i & 1)) x.s = 0.0f;
     }
 }
 
-// Turns the dot products s and dp into p and dS, the gradient of the scaled dot product before the softcap; with before_softcap =
-// false after it.
+// Turns the dot products s and dp into p and dS.
 template <class T, int kCount, class Tiles, class ElementAt, class MaskEdge>
 __device__ __forceinline__ void apply_rare_options(const RareParams& rare, float softmax_scale, const Tiles& tiles,
                                                    int alibi_shift, int head, uint32_t keep, const ElementAt& at,
                                                    const MaskEdge& mask_edge, bool before_softcap = true) {
-    apply_rare_options<T, kCount>(rare, softmax_scale, tiles, alibi_shift, head, keep, at, mask_edge, before_softcap,
-                                  exponent_shift<T>(), [&](const GradientElement& x, float slope, bool kept) {
-                                      return ((kept ? x.dp * rare.dropout.keep_factor : 0.0f) - x.delta) * slope;
-                                  });
+    const GradientSteps<T, MaskEdge> steps{rare, mask_edge, before_softcap};
+    apply_rare_steps<T, kCount>(rare, softmax_scale, tiles, alibi_shift, head, keep, at, steps);
 }
 
 }  // namespace libflash::cuda

@@ -4,8 +4,10 @@
 
 #include "cuda/attention/dropout.cuh"
 #include "cuda/attention/edge_mask.cuh"
-#include "cuda/attention/mask_bits.cuh"
+#include "cuda/attention/quick_softcap.cuh"
 #include "cuda/attention/rare_gradients.cuh"
+#include "cuda/attention/transposed_bias.cuh"
+#include "cuda/attention/transposed_mask.cuh"
 #include "cuda/sm90/backward_scores.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -94,15 +96,55 @@ private:
         const ScoreParams& mask = context.params.rare.mask;
         if (!mask.data) return 0;
         const auto& tiles = context.tile().tiles;
-        const MaskRows rows(mask, context.tile().work.batch, origin.head, origin.key - (lane >> 2), tiles.length_q,
-                            tiles.length_k);
+        const uint8_t* const of_head =
+            static_cast<const uint8_t*>(mask.data) + context.tile().work.batch * mask.stride[0] + origin.head * mask.stride[1];
+        const MaskRows rows(mask, of_head, origin.key - (lane >> 2), tiles.length_q, tiles.length_k);
         return cuda::hidden_bits<kQueries>(rows, origin.row - (lane & 3) * 2, lane);
     }
+
+    // The steps of apply_rare_steps(). The mask is in `bits`, and the bias is added here.
+    template <class Differentiate>
+    struct Steps {
+        const BackwardContext<Traits>& context;
+        const ChunkOrigin& origin;
+        Scores& scores;
+        uint32_t hidden;
+        bool edge;
+        int lane;
+        const Differentiate& differentiate_element;
+
+        __device__ __forceinline__ bool before_softcap() const { return true; }
+        __device__ __forceinline__ float largest_exponent() const { return exponent_shift<T>() + Traits::kProbabilityShift; }
+        __device__ __forceinline__ float differentiate(const GradientElement& x, float slope, bool kept) const {
+            return differentiate_element(x, slope, kept);
+        }
+        template <class ForAll>
+        __device__ __forceinline__ void scale(float softmax_scale, const ForAll& for_all) const {
+            scale_and_cap_quickly(context.params.rare, softmax_scale, for_all);
+        }
+        __device__ __forceinline__ void apply_own(ScoreRules<T>& rules) const {
+            if (rules.bias) context.params.rare.bias.is_float ? add_bias<float>(rules.bias) : add_bias<T>(rules.bias);
+            rules.bias = nullptr, rules.mask = nullptr;
+        }
+        template <class Number>
+        __device__ __forceinline__ void add_bias(const void* of_head) const {
+            const auto& tiles = context.tile().tiles;
+            const ScoreRows<Number> bias(context.params.rare.bias, of_head, origin.key - (lane >> 2), tiles.length_q,
+                                         tiles.length_k);
+            add_transposed_bias<kChunk>(scores, bias, origin.row - (lane & 3) * 2, lane);
+        }
+        __device__ __forceinline__ void hide() const {
+            const auto& tiles = context.tile().tiles;
+#pragma unroll
+            for (int i = 0; i < kScores; ++i)
+                if (hidden >> i & 1) scores[i] = -INFINITY;
+            if (edge) mask_edge_transposed(tiles, origin.row, origin.key, -INFINITY, scores);
+        }
+    };
 
     template <class Differentiate>
     __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, bool edge,
                                           const Differentiate& differentiate) const {
-        constexpr float kShift = Traits::kProbabilityShift;
         const auto& tiles = context.tile().tiles;
         const auto at = [&](int i) -> GradientElement {
             const float4 f = origin.statistics[i / 4 * 4];
@@ -110,18 +152,12 @@ private:
                     dp[i],
                     origin.row + i / 4 * 8 + i % 2,
                     origin.key + i / 2 % 2 * 8,
-                    (i % 2 ? f.z : f.x) - kShift,
+                    (i % 2 ? f.z : f.x) - Traits::kProbabilityShift,
                     i % 2 ? f.w : f.y};
         };
-        const auto hide = [&] {
-#pragma unroll
-            for (int i = 0; i < kScores; ++i)
-                if (of.hidden >> i & 1) s[i] = -INFINITY;
-            if (edge) mask_edge_transposed(tiles, origin.row, origin.key, -INFINITY, s);
-        };
-        const int alibi_shift = tiles.length_k - tiles.length_q;
-        apply_rare_options<T, kScores, false>(context.params.rare, context.params.softmax_scale, tiles, alibi_shift, origin.head,
-                                              of.keep, at, hide, true, exponent_shift<T>() + kShift, differentiate);
+        const Steps<Differentiate> steps{context, origin, s, of.hidden, edge, static_cast<int>(threadIdx.x & 31), differentiate};
+        apply_rare_steps<T, kScores>(context.params.rare, context.params.softmax_scale, tiles, tiles.length_k - tiles.length_q,
+                                     origin.head, of.keep, at, steps);
     }
 };
 

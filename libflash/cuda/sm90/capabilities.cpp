@@ -44,15 +44,12 @@ bool has_ordered_blocks(const KernelConfig& config, const AttentionProblem& p) {
     return has_fixed_order(config, kind) && has_fixed_order(narrowest, kind);
 }
 
-// The first requested option that backward does not support, or nullptr. Transposed scores read a bias across its order in
-// memory; where head_dim is small, this makes the kernel slower than sm80, but not with `deterministic`: then sm80 computes S and
-// dP twice.
+// The first requested option that backward does not support, or nullptr.
 const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
     if (p.request.deterministic && p.block_mask.has_lists) return "deterministic with block_lists";
     if (p.request.deterministic && p.block_mask.present && !has_ordered_blocks(config, p))
         return "deterministic with a block mask";
-    if (std::max(p.head_dim, p.head_dim_v) > 64 || p.request.deterministic) return nullptr;
-    return p.bias.present ? "bias" : nullptr;
+    return nullptr;
 }
 
 bool supports_backward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {

@@ -113,7 +113,7 @@ constexpr int kInvariantUnits = 2;
 // The rare options need more registers, so their key tiles are smaller. The sums of the entropy, too, need more registers where
 // query tiles have 192 rows. With a block mask, a key tile must lie within one block.
 constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
-    if (kind == ForwardInstance::general) return config.head_dim <= 64 ? 128 : (config.head_dim_v <= 192 ? 64 : 32);
+    if (kind == ForwardInstance::general) return config.head_dim <= 128 ? 128 : 64;
     if (kind == ForwardInstance::invariant) return kInvariantUnits * kInvariantUnit;
     if (kind == ForwardInstance::block_mask || kind == ForwardInstance::statistics)
         return config.head_dim <= 128 || config.tile_k >= 128 ? 128 : 64;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
+#include "cuda/sm90/forward_rare_options.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -106,6 +107,9 @@ protected:
 #pragma unroll 1
         do {
             next = visible.next();
+            if constexpr (Traits::kRareOptions) {
+                if (next >= 0) ForwardRareOptions<Traits>{context}.prefetch(work_tile, next, static_cast<int>(threadIdx.x & 31));
+            }
             if (found < 0 && next < 0) found = (work_tile.keys.length_k + kBlockN - 1) / kBlockN;
             // A tile is loaded only when the next tile has been searched for, because the TileWord says whether another tile
             // follows.

@@ -7,6 +7,7 @@
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_context.cuh"
+#include "cuda/sm90/forward_rare_options.cuh"
 #include "cuda/tile/accumulator.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -19,21 +20,29 @@ struct ForwardScores {
     using Thread = ForwardConsumerThread;
     using Scores = float[kScores];
 
+    using RareOptions = std::conditional_t<Traits::kRareOptions, ForwardRareOptions<Traits>, NoRareOptions>;
+    using Loaded = typename RareOptions::Loaded;
+
     const ForwardContext<Traits>& context;
 
+    // What prepare() needs from memory.
+    __device__ __forceinline__ Loaded load([[maybe_unused]] const WorkTile& work_tile, [[maybe_unused]] int tile,
+                                           [[maybe_unused]] const Thread& thread) const {
+        if constexpr (Traits::kRareOptions) return RareOptions{context}.load(work_tile, tile, thread);
+        return Loaded{};
+    }
     // Applies the rare options and the mask. The softmax must then multiply the scores by softmax_scale().
     __device__ __forceinline__ void prepare(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread, bool edge,
-                                            bool exact_maximum) const {
-        if constexpr (Traits::kRareOptions) {
-            apply_rare_options(s, work_tile, tile, thread);
-        } else if (exact_maximum) {
+                                            bool exact_maximum, [[maybe_unused]] const Loaded& loaded) const {
+        if constexpr (Traits::kRareOptions) RareOptions{context}.apply(s, work_tile, tile, thread, loaded);
+        if (exact_maximum) {
 #pragma unroll
-            for (int i = 0; i < kScores; ++i) s[i] *= work_tile.scale_log2(context.params);
+            for (int i = 0; i < kScores; ++i) s[i] *= scale_of(work_tile);
         }
         if (edge) mask(s, work_tile, tile, thread);
     }
     __device__ __forceinline__ float softmax_scale(const WorkTile& work_tile, bool exact_maximum) const {
-        return Traits::kRareOptions || exact_maximum ? 1.0f : work_tile.scale_log2(context.params);
+        return exact_maximum ? 1.0f : scale_of(work_tile);
     }
 
     // Over a cache: hides the keys of absent units (16 keys each).
@@ -87,25 +96,11 @@ struct ForwardScores {
     }
 
 private:
-    // Turns dot products into scores in base-2 units, with the rare options.
-    __device__ __forceinline__ void apply_rare_options(Scores& s, const WorkTile& work_tile, int tile,
-                                                       const Thread& thread) const {
-        const int rows = work_tile.q_rows.length, cols = work_tile.keys.length_k;
-        const auto for_all = [&](const auto& rule) {
-            const int first_col = first_column(tile, thread);
-            for_rows(s, work_tile, thread, [&](int row, const auto& for_scores) {
-                for_scores([&](float& score, int col) { rule(score, row, first_col + col); });
-            });
-        };
-        const auto for_each = [&](const auto& rule) {
-            for_all([&](float& score, int row, int col) {
-                if (row < rows && col < cols) rule(score, row, col);
-            });
-        };
-        scale_and_cap(context.params.rare, context.params.softmax_scale, for_all);
-        add_and_hide<T>(context.params.rare, work_tile.rules, for_all, for_each);
+    // The factor from the scores to base-2 units.
+    __device__ __forceinline__ float scale_of([[maybe_unused]] const WorkTile& work_tile) const {
+        if constexpr (Traits::kRareOptions) return RareOptions{context}.softmax_scale();
+        return work_tile.scale_log2(context.params);
     }
-
     __device__ __forceinline__ void mask(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread) const {
         mask_edge(work_tile.keys, first_column(tile, thread),
                   [&](const auto& for_row) { for_rows(s, work_tile, thread, for_row); });

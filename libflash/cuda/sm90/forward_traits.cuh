@@ -63,7 +63,7 @@ struct ForwardTraits {
     // Iteration over a block mask and loads from a cache need more registers in the producer warp. It has more registers where
     // the consumers need fewer.
     static constexpr bool kMoreProducerRegisters =
-        kBlockMask ? !(kRareOptions && kHeadDimV == 256) : kCache && !kCopied && kHeadDim <= 96;
+        kBlockMask ? !(kRareOptions && (kHeadDimV == 96 || kHeadDimV == 256)) : kCache && !kCopied && kHeadDim <= 96;
     static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kCodes ? 48 : (kGroups == 3 || kCopied ? 32 : 40)),
                          kCopyRegisters = kCodes ? 48 : 64,
                          kConsumerRegisters = kCopied ? 208 : (kGroups == 3 ? 160 : 232) - (kMoreProducerRegisters ? 8 : 0);

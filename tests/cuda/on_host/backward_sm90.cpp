@@ -150,6 +150,7 @@ struct Problem {
     Side queries, keys;
     KeptBlocks blocks;
     std::vector<float> bias, dbias, slopes;
+    std::vector<T> rounded_bias;  // the same numbers in 16 bits
     std::vector<double> dbias_exact;
     std::vector<uint8_t> mask;  // (head, row, column), as the bias
     Rows q, k, v, out, dout, dq, dk, dv;
@@ -170,7 +171,8 @@ struct Problem {
           dout(c, queries, c.heads_q, c.head_dim_v, c.size), dq(q), dk(k), dv(v) {
         for (Rows* x : {&dq, &dk, &dv}) x->fill_with_nan();
         for (int i = 0; i < c.heads_q * c.queries * c.keys && c.rare; ++i) {
-            bias.push_back(std::normal_distribution<float>()(generator));
+            rounded_bias.push_back(from_float(std::normal_distribution<float>()(generator), T()));
+            bias.push_back(to_float(rounded_bias.back()));
             mask.push_back(generator() % 8 != 0);
         }
         dbias.assign(bias.size(), NAN), dbias_exact.assign(bias.size(), 0);
@@ -266,7 +268,9 @@ struct Problem {
         if (c.rare) {
             const int64_t per_head = int64_t{c.queries} * c.keys;
             params.rare = {static_cast<float>(cap), {slopes.data(), 0, 1, true}};
-            params.rare.bias = {bias.data(), {0, per_head, c.keys, 1}, true};
+            const bool is_float = c.lengths == Lengths::used;
+            const void* const numbers = is_float ? static_cast<const void*>(bias.data()) : rounded_bias.data();
+            params.rare.bias = {numbers, {0, per_head, c.keys, 1}, is_float};
             params.rare.mask = {mask.data(), {0, per_head, c.keys, 1}};
             params.rare.dropout = kDropout;
             if (c.wants_dbias()) params.dbias = {dbias.data(), {0, per_head, c.keys, 1}, {1, c.heads_q, c.queries, c.keys}, true};

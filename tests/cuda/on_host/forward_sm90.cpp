@@ -52,7 +52,7 @@ struct Case {
     float size;
     bool sink;
     Lengths lengths = Lengths::dense;  // other than dense: lengths differ, and rows outside a sequence are NaN
-    bool rare = false;                 // softcap, bias and dropout
+    bool rare = false;                 // softcap, ALiBi, bias, boolean mask and dropout
     Blocks blocks = Blocks::all;
     int percent = 50;  // of the blocks that are kept
 
@@ -108,7 +108,10 @@ struct Problem {
     Side queries, keys;
     std::vector<T> q, k, v, out;
     std::vector<double> q64, k64, v64;
-    std::vector<float> sink, lse, max_logit, entropy, head_maxima, bias;
+    std::vector<float> sink, lse, max_logit, entropy, head_maxima, bias, slopes;
+    std::vector<T> rounded_bias;  // the same numbers in 16 bits
+    std::vector<uint8_t> mask;    // (head, row, column); the rows of dense problems begin at multiples of 16 bytes
+    int mask_row;
     mutable std::vector<double> head_maxima64;
     ForwardStatisticsParams params{};
     ForwardPlan plan;
@@ -125,7 +128,8 @@ struct Problem {
         sink = random<float>(c.heads_q, 1), lse.assign(size_t(c.heads_q) * queries.rows, NAN),
         out.assign(size_t(queries.rows) * c.heads_q * c.head_dim_v(), T(NAN));
         max_logit = entropy = lse, head_maxima.assign(c.heads_q, NAN), head_maxima64.assign(c.heads_q, -INFINITY);
-        if (c.rare) bias = random<float>(size_t(c.heads_q) * c.queries * c.keys, 1);
+        mask_row = c.lengths == Lengths::dense && c.blocks == Blocks::all ? (c.keys + 15) / 16 * 16 : c.keys;
+        if (c.rare) make_options();
         if (c.size <= 0) one_large_score();
         choose_blocks();
         queries.for_hidden_rows(c, [&](int row) { fill_with_nan(q, row, c.heads_q * c.head_dim); });
@@ -156,6 +160,7 @@ struct Problem {
         }
     }
     bool left_out(int h, int i, int j) const {
+        if (c.rare && !kWideHeads && !mask[(size_t(h) * c.queries + i) * mask_row + j]) return true;
         return c.blocks != Blocks::all && !blocks[(size_t(h) * block_rows + i / 128) * block_cols + j / 128];
     }
     void one_large_score() {
@@ -189,12 +194,12 @@ struct Problem {
         params.vector_out = c.head_dim_v() % 8 == 0;
         params.rare.dropout.keep_factor = 1;
         if (c.sink) params.sink = {sink.data(), 0, 1, true};
-        if (c.rare) {
-            params.rare.softcap = static_cast<float>(cap);
-            if (kWideHeads) std::fill(bias.begin(), bias.end(), 0.0f);
-        }
+        if (c.rare) params.rare.softcap = static_cast<float>(cap);
         if (c.rare && !kWideHeads) {
-            params.rare.bias = {bias.data(), {0, int64_t{c.queries} * c.keys, c.keys, 1}, true};
+            const void* const numbers = c.is_packed() ? static_cast<const void*>(bias.data()) : rounded_bias.data();
+            params.rare.bias = {numbers, {0, int64_t{c.queries} * c.keys, c.keys, 1}, c.is_packed()};
+            params.rare.mask = {mask.data(), {0, int64_t{c.queries} * mask_row, mask_row, 1}};
+            params.rare.alibi_slopes = {slopes.data(), 0, 1, true};
             params.rare.dropout = c.is_packed() ? DropoutParams{1u << 30, 0, 0, 0, kState, 4.0f / 3, true} : kDropout;
         }
         Sequences side;
@@ -202,6 +207,14 @@ struct Problem {
         side.max_length = c.queries;
         side.cu = params.q_lengths.cu;
         make_plan(side);
+    }
+    void make_options() {
+        for (float x : random<float>(size_t(c.heads_q) * c.queries * c.keys, 1)) {
+            rounded_bias.push_back(from_float(x, T()));
+            bias.push_back(to_float(rounded_bias.back()));
+        }
+        for (int64_t i = 0; i < int64_t{c.heads_q} * c.queries * mask_row; ++i) mask.push_back(generator() % 4 ? i % 255 + 1 : 0);
+        for (int h = 0; h < c.heads_q; ++h) slopes.push_back(0.01f * (h + 1));
     }
     void make_long_sums(int tile) {
         const int64_t blocks = plan.blocks_at_once ? std::min(plan.attention.blocks, plan.blocks_at_once) : plan.attention.blocks;
@@ -260,7 +273,10 @@ struct Problem {
         const double sum = dot(&q64[(size_t(queries.start[b] + i) * c.heads_q + h) * c.head_dim],
                                &k64[(size_t(keys.start[b] + j) * c.heads_k + h / params.group_size) * c.head_dim], c.head_dim);
         if (!c.rare) return sum * scale;
-        return cap * std::tanh(sum * scale / cap) + bias[(size_t(h) * c.queries + i) * c.keys + j];
+        const double capped = cap * std::tanh(sum * scale / cap);
+        if (kWideHeads) return capped;
+        const int distance = i + keys.length[b] - queries.length[b] - j;
+        return capped - slopes[h] * std::abs(distance) + bias[(size_t(h) * c.queries + i) * c.keys + j];
     }
     bool kept(int b, int h, int i, int j) const {
         if (!c.rare || kWideHeads) return true;

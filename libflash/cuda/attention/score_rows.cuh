@@ -1,0 +1,62 @@
+// The memory of a bias or of a boolean mask, and loads of single numbers of it, whatever its strides.
+#pragma once
+
+#include "cuda/attention/params.h"
+
+namespace libflash::cuda {
+
+// A bias or a mask of one head, from a key on. Number: its type; uint8_t for a mask.
+template <class Number>
+struct ScoreRows {
+    const Number* first;  // row 0 of the sequence, the first key
+    int64_t row_stride, key_stride;
+    int rows, keys;  // how many there are, from there on
+
+    __device__ __forceinline__ ScoreRows(const ScoreParams& tensor, const void* of_head, int first_key, int length_q,
+                                         int length_k)
+        : first(static_cast<const Number*>(of_head) + first_key * tensor.stride[3]), row_stride(tensor.stride[2]),
+          key_stride(tensor.stride[3]), rows(length_q), keys(length_k - first_key) {}
+
+    // Whether `count` keys of each row can be loaded, `bytes` at a time.
+    __device__ __forceinline__ bool loads(int count, int bytes) const {
+        const int64_t places = reinterpret_cast<int64_t>(first) | row_stride * static_cast<int64_t>(sizeof(Number));
+        return key_stride == 1 && keys >= count && (places & (bytes - 1)) == 0;
+    }
+
+    // The functions below call rule(i, number) for the elements i of a lane whose row and key exist.
+    //
+    // In the layout of wgmma and mma.sync: element 4 n + 2 r + e is of row `row` + 8 r and of key 8 n + 2 (lane % 4) + e.
+    template <int kKeys, class Rule>
+    __device__ __forceinline__ void for_elements(int row, int lane, const Rule& rule) const {
+        const int key = (lane & 3) * 2;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const Number* of_row = first + (row + 8 * r) * row_stride + key * key_stride;
+            const int left = row + 8 * r < rows ? keys - key : 0;
+#pragma unroll
+            for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    if (8 * n + e < left) rule(4 * n + 2 * r + e, of_row[e * key_stride]);
+                of_row += 8 * key_stride;
+            }
+        }
+    }
+    // Transposed: element 4 n + 2 k + e is of row `row` + 8 n + 2 (lane % 4) + e and of key 8 k + lane / 4.
+    template <int kRows, class Rule>
+    __device__ __forceinline__ void for_transposed_elements(int row, int lane, const Rule& rule) const {
+        const int first_row = row + (lane & 3) * 2, key = lane >> 2, left = rows - first_row;
+        const Number* of_rows = first + first_row * row_stride + key * key_stride;
+        const bool has_key[2] = {key < keys, key + 8 < keys};
+#pragma unroll
+        for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (8 * n + i % 2 < left && has_key[i / 2])
+                    rule(4 * n + i, of_rows[i % 2 * row_stride + 8 * (i / 2) * key_stride]);
+            of_rows += 8 * row_stride;
+        }
+    }
+};
+
+}  // namespace libflash::cuda
