@@ -55,7 +55,8 @@ def build(folder: Path, objects: list[Path]) -> None:
     compile_with(*of_kernels, "-c", HERE / "kernels_f64.cpp", "-o", folder / "kernels.o")
     launches = ["plan/launch.cpp", *(f"cuda/host/{operation}.cpp" for operation in OPERATIONS)]
     names = [*filter(depends_on_table, sources()), *launches]
-    files = [HERE / "library_f64.cpp", *(ROOT / "libflash" / name for name in names), folder / "kernels.o", *objects]
+    of_host = [HERE / "library_f64.cpp", HERE / "machine.cpp"]
+    files = [*of_host, *(ROOT / "libflash" / name for name in names), folder / "kernels.o", *objects]
     compile_with("-O0", *includes, "-shared", "-fsanitize=undefined", *files, "-o", folder / "library.so")
 
 

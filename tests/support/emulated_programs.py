@@ -59,13 +59,18 @@ def compile_to(folder: Path, program: Program, objects: list[Path]) -> None:
     options = [optimize, "-march=native", "-ffp-contract=off", f"-D__CUDA_ARCH__={defines.pop('__CUDA_ARCH__')}"]
     # A GPU refuses a misaligned access, which this processor allows. The check takes a quarter more time, so only decode, whose
     # parts of shared memory have many sizes, is checked.
-    if any(part.source.startswith("decode") for part in (program, *program.instances)):
-        options += ["-fsanitize=alignment", "-fno-sanitize-recover=alignment"]
+    decodes = any(part.source.startswith("decode") for part in (program, *program.instances))
+    sanitizer = ["-fsanitize=alignment", "-fno-sanitize-recover=alignment"] if decodes else []
+    options += sanitizer
     # The changed headers come first, then the emulated instructions, then the library's headers.
     includes = [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
     arguments = [*options, *(f"-D{name}={value}" for name, value in defines.items()), *includes]
     arguments += ["-include", precompiled(options, folder.parent), HERE / program.source]
-    run_compiler(*arguments, *(["-c"] if program.source.endswith("_instances.cpp") else objects), "-o", folder / "compiled")
+    if program.source.endswith("_instances.cpp"):
+        arguments += ["-c"]
+    else:
+        arguments += [*objects, machine(sanitizer, folder.parent)]
+    run_compiler(*arguments, "-o", folder / "compiled")
 
 
 def precompiled(options: list[str], folder: Path) -> Path:
@@ -78,6 +83,17 @@ def precompiled(options: list[str], folder: Path) -> Path:
             run_compiler(*options, f"-I{HERE}", f"-I{CUDA_HEADERS}", "-x", "c++-header", header, "-o", own / "incomplete")
             (own / "incomplete").rename(made)
     return header
+
+
+def machine(options: list[str], folder: Path) -> Path:
+    """The object file of machine.cpp, compiled with these options. It is the same for every version of PTX."""
+    own = folder / "_".join(["machine", *options])
+    with locked(own):
+        if not (own / "machine.o").exists():
+            level = ["-O3", "-march=native", "-ffp-contract=off", "-D__CUDA_ARCH__=900", *options]
+            run_compiler(*level, f"-I{HERE}", f"-I{CUDA_HEADERS}", "-c", HERE / "machine.cpp", "-o", own / "incomplete")
+            (own / "incomplete").rename(own / "machine.o")
+    return own / "machine.o"
 
 
 def run_compiler(*arguments: str | Path) -> None:

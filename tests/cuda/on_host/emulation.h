@@ -43,8 +43,8 @@ namespace emulation {
 constexpr size_t kStackBytes = 1 << 16;
 constexpr int kMaxWarps = 32;
 constexpr int kMostResident = 5;                                    // thread blocks that run at the same time
-alignas(1024) inline char shared_memory[kMostResident][235 << 10];  // dynamic shared memory of each of them
-inline char* dynamic_shared = shared_memory[0];                     // of the running thread block
+alignas(1024) extern char shared_memory[kMostResident][235 << 10];  // dynamic shared memory of each of them
+extern char* dynamic_shared;                                        // of the running thread block
 
 struct Barrier {
     int waiting = 0, passed = 0;
@@ -118,15 +118,13 @@ struct Machine {
     std::mt19937 dice{1};
     std::vector<std::function<void()>> later;
 };
-inline Machine machine;
+extern Machine machine;
 
+[[noreturn]] void report_deadlock();
 // If no thread makes progress for very long, that is a deadlock.
 inline void count_polls(int64_t count) {
     machine.polls += count;
-    if (machine.polls <= 3000000) return;
-    std::printf("WRONG: thread %u of block %u waits for ever\n", machine.thread, machine.block_index);
-    std::fflush(stdout);
-    std::_Exit(3);
+    if (machine.polls > 3000000) report_deadlock();
 }
 
 inline uint32_t word_at(const void* address) {
@@ -144,17 +142,8 @@ inline bool goes_on_waiting(Fiber& fiber) {
     return true;
 }
 
-inline void run_fiber();
 // Saves the present position and begins a stack.
-__attribute__((noinline)) inline void begin(Position& present, Stack& stack) {
-    stack.begun = true;
-    ucontext_t context;
-    getcontext(&context);
-    context.uc_stack.ss_sp = stack.bytes;
-    context.uc_stack.ss_size = kStackBytes;
-    makecontext(&context, run_fiber, 0);
-    start(present, context);
-}
+void begin(Position& present, Stack& stack);
 // Goes on in the next thread of the warp, from `thread` on, that can run; if there is none, returns false.
 inline bool go_on_from(unsigned thread, Position& present) {
     Fiber* const fibers = machine.block->fibers.data();
@@ -218,38 +207,11 @@ void in_warp(Registers& mine, const What& what) {
     wait(barrier, 32);
 }
 
-inline void run_fiber() {
-    while (true) {
-        machine.kernel();
-        if (machine.at_end) machine.at_end();
-        machine.block->fibers[machine.thread].done = true;
-        --machine.block->running;
-        yield();  // until another thread begins on this stack
-    }
-}
-
-inline void start_block(Block& block, unsigned index) {
-    block.index = index;
-    block.running = machine.threads;
-    block.all = block.cluster = {};
-    for (Barrier& barrier : block.warps) barrier = {};
-    for (Barrier& barrier : block.named) barrier = {};
-    for (Idle& idle : block.idle) idle = {};
-    for (Fiber& fiber : block.fibers) fiber.done = false, fiber.watched = nullptr;
-    block.slowness.assign((machine.threads + 31) / 32, 1);
-}
-
 // Seeds the disorder; 0: none.
-inline void set_disorder(int number) {
-    machine.disorder = number != 0;
-    machine.dice.seed(number);
-}
-inline unsigned roll(unsigned sides) { return machine.dice() % sides; }
+void set_disorder(int number);
+unsigned roll(unsigned sides);
 // In disorder, delays a lane against the others of its warp, as long as nothing synchronises them.
-inline void fall_behind() {
-    if (!machine.disorder || roll(32) != 0) return;
-    for (unsigned rounds = roll(100); rounds > 0; --rounds) yield();
-}
+void fall_behind();
 
 // Lets `block` be the running one.
 inline void go_to(Block* block) {
@@ -274,109 +236,10 @@ void in_block_of_cluster(unsigned rank, const What& what) {
 }
 
 // Runs `what` now or, in disorder, at a random later time. Then the block that runs now is again the running one.
-inline void do_later(std::function<void()> what) {
-    if (!machine.disorder) return what();
-    machine.later.push_back([what = std::move(what), block = machine.block] {
-        go_to(block);
-        what();
-    });
-}
-
-// What the threads of the running block from `begin` to `end`, of which none can run, wait for.
-inline Idle idle_threads(unsigned begin, unsigned end) {
-    static const uint32_t never = 0;
-    Idle idle;
-    for (unsigned thread = begin; thread < end; ++thread) {
-        const Fiber& fiber = machine.block->fibers[thread];
-        if (fiber.done) continue;
-        if (idle.watched && (fiber.watched != idle.watched || fiber.seen != idle.seen)) return {};
-        idle.watched = fiber.watched, idle.seen = fiber.seen, idle.polls += fiber.counted;
-    }
-    if (!idle.watched) idle.watched = &never;  // all have ended
-    return idle;
-}
-
-inline void run_warp(unsigned warp) {
-    Idle& idle = machine.block->idle[warp];
-    if (idle.watched && word_at(idle.watched) == idle.seen) return count_polls(idle.polls);
-    machine.end_of_warp = min(warp * 32 + 32, machine.threads);
-    idle = {};
-    if (!go_on_from(warp * 32, machine.scheduler)) idle = idle_threads(warp * 32, machine.end_of_warp);
-}
-
-inline void run_round(Block& block, unsigned round) {
-    go_to(&block);
-    for (unsigned warp = 0; warp < block.slowness.size(); ++warp) {
-        if (machine.disorder && round % 256 == 0) block.slowness[warp] = 1 + roll(3) * roll(40);
-        if (block.slowness[warp] == 1 || roll(block.slowness[warp]) == 0) run_warp(warp);
-    }
-}
-
-inline void complete_some() {
-    for (size_t i = machine.later.size(); i-- > 0;) {
-        if (roll(20) != 0) continue;
-        const std::function<void()> what = std::move(machine.later[i]);
-        machine.later.erase(machine.later.begin() + i);
-        what();
-    }
-}
-
-// The order in which clusters begin.
-inline std::vector<unsigned> order_of_clusters() {
-    std::vector<unsigned> order(machine.blocks / machine.cluster);
-    const unsigned all = static_cast<unsigned>(order.size());
-    for (unsigned c = 0; c < all; ++c) order[c] = c;
-    for (unsigned c = all; c > 1 && machine.resident.size() > machine.cluster; --c) std::swap(order[c - 1], order[roll(c)]);
-    return order;
-}
-
-// Begins the next cluster in the resident places from `place` on, if they are free. Returns whether any of them is in use then.
-inline bool fill_places(size_t place, const std::vector<unsigned>& order, size_t& begun) {
-    const auto first = machine.resident.begin() + place, last = first + machine.cluster;
-    if (std::any_of(first, last, [](const Block& block) { return block.running > 0; })) return true;
-    if (begun == order.size()) return false;
-    for (unsigned rank = 0; rank < machine.cluster; ++rank) start_block(first[rank], order[begun] * machine.cluster + rank);
-    ++begun;
-    return true;
-}
-
-// The stack of a fiber. All launches use the same stacks: allocating them takes longer than many kernels run.
-inline Stack* stack(size_t number) {
-    static std::vector<std::unique_ptr<Stack>> stacks;
-    while (stacks.size() <= number) stacks.emplace_back(new Stack);
-    return stacks[number].get();
-}
+void do_later(std::function<void()> what);
 
 // `resident`: thread blocks that run at the same time, at least those of a cluster.
-inline void launch(unsigned blocks, unsigned threads, std::function<void()> kernel, unsigned resident = 1, unsigned cluster = 1) {
-    machine.kernel = std::move(kernel);
-    machine.threads = threads;
-    machine.blocks = blocks;
-    machine.cluster = cluster;
-    machine.resident.resize(max(min(max(blocks, 1u), resident) / cluster, 1u) * cluster);
-    for (size_t i = 0; i < machine.resident.size(); ++i) {
-        machine.resident[i].shared = shared_memory[i];
-        machine.resident[i].fibers.assign(threads, {});
-        for (unsigned thread = 0; thread < threads; ++thread)
-            machine.resident[i].fibers[thread].stack = stack(i * threads + thread);
-    }
-    const std::vector<unsigned> order = order_of_clusters();
-    size_t begun = 0;
-    for (unsigned round = 0;; ++round) {
-        bool any = false;
-        for (size_t place = 0; place < machine.resident.size(); ++place) {
-            if (place % cluster == 0) any |= fill_places(place, order, begun);
-            if (machine.resident[place].running > 0) run_round(machine.resident[place], round);
-        }
-        if (!any) break;
-        complete_some();
-    }
-    while (!machine.later.empty()) {  // a kernel ends when its asynchronous operations are complete
-        const std::function<void()> what = std::move(machine.later.back());
-        machine.later.pop_back();
-        what();
-    }
-}
+void launch(unsigned blocks, unsigned threads, std::function<void()> kernel, unsigned resident = 1, unsigned cluster = 1);
 
 // The value of lane `from`.
 template <class T>

@@ -2,9 +2,6 @@
 // `late_copies` it is an error if a thread ends with copies that it has not waited for: they may overwrite later data.
 #pragma once
 
-#include <deque>
-#include <vector>
-
 #include "emulation.h"
 
 namespace libflash::cuda {
@@ -51,32 +48,14 @@ struct AsyncCopy {
         }
     }
 };
-inline bool late_copies = false;
-// The groups of each thread; the last group is not committed yet.
-inline std::deque<std::vector<AsyncCopy>> copies_under_way[emulation::kMaxWarps * 32];
-inline std::deque<std::vector<AsyncCopy>>& own_copies() {
-    auto& groups = copies_under_way[threadIdx.x];
-    if (groups.empty()) groups.emplace_back();
-    return groups;
-}
-
-inline const bool checks_end = [] {
-    emulation::machine.at_end = [] {
-        for (const auto& group : copies_under_way[threadIdx.x]) {
-            if (group.empty()) continue;
-            std::printf("WRONG: thread %u of block %u ends with %zu copies under way\n", threadIdx.x + 0, blockIdx.x + 0,
-                        group.size());
-            std::fflush(stdout);
-            std::_Exit(3);
-        }
-        copies_under_way[threadIdx.x].clear();
-    };
-    return true;
-}();
+extern bool late_copies;
+void begin_late_copy(const AsyncCopy& copy);
+void commit_late_copies();
+void complete_late_copies(size_t pending);  // all groups but the last `pending`
 
 inline void begin_copy(const AsyncCopy& copy) {
     if (late_copies) {
-        own_copies().back().push_back(copy);
+        begin_late_copy(copy);
     } else {
         copy.done();
     }
@@ -85,13 +64,11 @@ inline void cp_async_16(uint32_t address, const void* global, bool valid) { begi
 inline void cp_async_8(uint32_t address, const void* global, bool valid) { begin_copy({address, valid ? global : nullptr, 8}); }
 inline void cp_async_4(uint32_t address, const void* global) { begin_copy({address, global, 4}); }
 inline void cp_async_commit() {
-    if (late_copies) own_copies().emplace_back();
+    if (late_copies) commit_late_copies();
 }
 template <int kPending>
 void cp_async_wait() {
-    if (!late_copies) return;
-    for (auto& groups = own_copies(); groups.size() > kPending + 1; groups.pop_front())
-        for (const AsyncCopy& copy : groups.front()) copy.done();
+    if (late_copies) complete_late_copies(kPending);
 }
 
 }  // namespace libflash::cuda

@@ -7,28 +7,14 @@
 
 namespace libflash::cuda {
 
-// For each thread the groups of products that were issued and not yet waited for; the last group is open.
-using Products = std::vector<std::function<void()>>;
-inline std::vector<Products>& issued_products() {
-    static std::vector<Products> of_threads[emulation::kMostResident * emulation::kMaxWarps * 32];
-    std::vector<Products>& groups = of_threads[emulation::resident_thread()];
-    if (groups.empty()) groups.emplace_back();
-    return groups;
-}
-inline void issue(std::function<void()> product) {
-    if (!emulation::machine.disorder) return product();
-    issued_products().back().push_back(std::move(product));
-}
+void issue(std::function<void()> product);
+void complete_products(size_t pending);  // all groups but the last `pending`
 
 inline void wgmma_fence() {}
-inline void wgmma_commit() { issued_products().emplace_back(); }
+void wgmma_commit();
 template <int kPending>
 void wgmma_wait() {
-    std::vector<Products>& groups = issued_products();
-    while (groups.size() > kPending + 1) {
-        for (const auto& product : groups.front()) product();
-        groups.erase(groups.begin());
-    }
+    complete_products(kPending);
 }
 template <int kCount>
 void wgmma_fence_operand(float (&)[kCount]) {}
