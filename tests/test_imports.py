@@ -49,6 +49,16 @@ def test_nothing_is_printed() -> None:
     assert run_python(code) == ""
 
 
+def test_the_adapter_of_pytorch_does_not_import_its_compiler() -> None:
+    """Which would take longer than all other imports."""
+    pytest.importorskip("torch")
+    code = """
+        import sys, libflash.torch
+        print(sorted({"torch._dynamo", "torch._inductor", "torch.nn.attention.bias"} & set(sys.modules)))
+    """
+    assert run_python(code) == "[]\n"
+
+
 def test_exit_with_frameworks_is_silent() -> None:
     pytest.importorskip("torch")
     code = """

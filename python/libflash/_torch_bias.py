@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal
 
-from torch.nn.attention.bias import CausalBias, CausalVariant
+import torch
 
 from ._errors import InvalidError, UnsupportedError
 
-__all__ = ["CausalBias", "causal_options"]
+PLAIN = (type(None), torch.Tensor, torch.nn.Parameter)
+
+
+def is_causal_bias(bias: Any) -> bool:
+    """Whoever has a CausalBias has imported its module. Importing it here would more than double the time of `import
+    libflash.torch`, because it imports the compiler of PyTorch."""
+    if type(bias) in PLAIN:
+        return False
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and type(bias) is module.CausalBias
 
 
 def causal_options(bias: Any, q: Any, k: Any, layout: str, others: dict[str, Any]) -> Literal["bottom_right", "top_left"]:
@@ -22,4 +32,4 @@ def causal_options(bias: Any, q: Any, k: Any, layout: str, others: dict[str, Any
         raise InvalidError(
             f"bias is a CausalBias for ({bias.seq_len_q}, {bias.seq_len_kv}) queries and keys; there are {lengths}"
         )
-    return "top_left" if bias.variant == CausalVariant.UPPER_LEFT else "bottom_right"
+    return "top_left" if bias.variant.name == "UPPER_LEFT" else "bottom_right"

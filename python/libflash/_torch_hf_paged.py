@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo as outside_of_compilers
 
 from ._errors import UnsupportedError
 from ._torch_hf import in_accepted_type, refuse_unknown, refuse_weights
@@ -26,7 +27,7 @@ Tensor = torch.Tensor
 HARMLESS = {"logits_indices", "logits_processor_args", "max_length_q"}
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # the pages are views of one tensor, which every layer writes
+@outside_of_compilers  # the pages are views of one tensor, which every layer writes
 def forward(
     module: torch.nn.Module,
     query: Tensor,

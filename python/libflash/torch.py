@@ -28,7 +28,7 @@ from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
 from ._scalar import is_scalar
 from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
-from ._torch_bias import CausalBias, causal_options
+from ._torch_bias import causal_options, is_causal_bias
 from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._torch_context_decode import context_parallel_decode
 from ._torch_dtensor import beside, is_dtensor, refuse_plain, refuse_written
@@ -123,7 +123,7 @@ def attention_with_pytorch(
     return_lse = flag(return_lse, "return_lse")
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor) and out is None and lse is None):
         require_tensors(q=q, k=k, v=v, out=out, lse=lse)
-    if type(options.get("bias")) is CausalBias:
+    if is_causal_bias(options.get("bias")):
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options) if options else ({}, {})
     if isinstance(dropout_p, torch.SymFloat) or dropout_p:  # the truth of a symbolic number fixes it
