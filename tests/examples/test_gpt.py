@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
+from forked_programs import run_together
 
 import libflash
 
@@ -33,8 +32,8 @@ def default_torch_threads() -> Iterator[None]:
 
 
 def run(program: str, *arguments: object) -> str:
-    command = [sys.executable, HERE / program, "--small", "--device", "cpu", *arguments]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, timeout=300)
+    words = ["--small", "--device", "cpu", *map(str, arguments)]
+    (done,) = run_together(HERE / program, [words], seconds=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("good\n")
     return done.stdout

@@ -7,13 +7,12 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from forked_programs import run_together
 
 import libflash
 
@@ -57,8 +56,7 @@ def served(model: pathlib.Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_program(tmp_path: pathlib.Path) -> None:
-    command = [sys.executable, HERE / "serve_gpt.py", "--small", "--check", "--requests", 6]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, timeout=300)
+    (done,) = run_together(HERE / "serve_gpt.py", [["--small", "--check", "--requests", "6"]], seconds=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^192 tokens of 6 requests in \d+\.\d\d s: \d+ tokens/s$", done.stdout, re.MULTILINE)
     assert re.search(r"^\d+ steps of \d+\.\d rows; \d+ of \d+ tokens of prompts shared$", done.stdout, re.MULTILINE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import multiprocessing
 import pathlib
 import sys
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from forked_programs import server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ def run_ranks(ranks: int, folder: pathlib.Path, job: Any, *arguments: Any, backe
     The processes come from a server that has imported PyTorch once for all of them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    multiprocessing.set_forkserver_preload(["torch", "libflash.torch"])
+    server()
     arguments = (ranks, str(folder), job, arguments, sys.path, backend)
     mp.start_processes(_rank, arguments, nprocs=ranks, start_method="forkserver")
     return [torch.load(folder / f"result{rank}", weights_only=False) for rank in range(ranks)]

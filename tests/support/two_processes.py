@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 FOLDER = pathlib.Path(__file__).parent
@@ -13,21 +13,19 @@ FOLDER = pathlib.Path(__file__).parent
 
 def run_in_two_processes(program: str, folder: pathlib.Path, *arguments: str, seconds: int = 300) -> list[str]:
     """Output and errors of both processes, whose exit code must be 0. `program`: in tests/support; `folder`: for the file."""
-    command = [sys.executable, "-W", "ignore", str(FOLDER / program)]
-    both = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder / "store"), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        texts = [process.communicate(timeout=seconds)[0] for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    assert [process.returncode for process in both] == [0, 0], "\n".join(texts)[-4000:]
+    (texts,) = run_in_pairs(program, folder, [arguments], seconds)
     return texts
+
+
+def run_in_pairs(program: str, folder: pathlib.Path, calls: Sequence[tuple[str, ...]], seconds: int = 300) -> list[list[str]]:
+    """The same for several lists of further arguments, with two processes each, all at the same time."""
+    from forked_programs import run_together  # the programs themselves import this module
+
+    given = [[str(rank), str(folder / f"store{number}"), *call] for number, call in enumerate(calls) for rank in range(2)]
+    done = run_together(FOLDER / program, given, seconds, ignore_warnings=True)
+    texts = [one.stdout + one.stderr for one in done]
+    assert all(one.returncode == 0 for one in done), "\n".join(texts)[-4000:]
+    return [texts[first : first + 2] for first in range(0, len(texts), 2)]
 
 
 def leave() -> NoReturn:
