@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import pathlib
 import statistics
@@ -76,9 +77,12 @@ def backend_of(setting: Setting) -> str:
 
 
 def started_here(ranks: int, setting: Setting, one_thread: bool) -> dict[str, Any]:
-    """Train with as many new processes; an exception of one ends all and is raised here."""
+    """Train with as many new processes; an exception of one ends all and is raised here. The processes come from a server that
+    has imported PyTorch once for all of them.
+    """
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "libflash.torch"])
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run_rank, (ranks, folder, setting, one_thread), nprocs=ranks)
+        mp.start_processes(run_rank, (ranks, folder, setting, one_thread), nprocs=ranks, start_method="forkserver")
         return json.loads((pathlib.Path(folder) / "result.json").read_text())
 
 
