@@ -14,11 +14,11 @@ from static_schedule_problems import PROBLEMS
 RARE = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"flags": abi.SCALE, "softmax_scale": -1.0})
 SM90 = {  # head dims: tiles of the plain instance, with a block mask, with the rare options
     (64, 64): ("128x128", "128x128", "128x128"),  # so few rows have the narrow instance
-    (96, 96): ("192x96", "128x128", "128x64"),
-    (128, 128): ("128x128", "128x128", "128x64"),
+    (96, 96): ("192x96", "128x128", "128x128"),
+    (128, 128): ("128x128", "128x128", "128x128"),
     (192, 128): ("128x128", "128x128", "128x64"),
     (192, 192): ("128x112", "128x64", "128x64"),
-    (256, 256): ("128x64", "128x64", "128x32"),
+    (256, 256): ("128x64", "128x64", "128x64"),
 }
 
 
