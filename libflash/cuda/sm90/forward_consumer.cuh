@@ -32,8 +32,6 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
     using Softmax = OnlineSoftmax<kBlockN, Traits::kStatisticsKind, kLongSums, Traits::kGroups == 3>;
 
-    using Loaded = typename ForwardScores<Traits>::Loaded;
-
     const ForwardTileScheduler<Traits> scheduler{context};
     const ForwardScores<Traits> scores{context};
     const ForwardEpilogue<Traits> epilogue{context};
@@ -148,12 +146,11 @@ private:
         begin_work_tile(c);
         issue_scores(c);
         const TileInfo tile_info = tile_info_of(c);
-        const Loaded loaded = load_options(c);
         wgmma_wait<0>();
         wgmma_fence_operand(c.s);
         release_k(c, tile_info);
         float factor[2];
-        softmax_step(c, tile_info, loaded, factor);
+        softmax_step(c, tile_info, factor);
         skip_values(c);
         if (!c.last) wait_for_next_k(c);
         round_probabilities(c, tile_info);
@@ -183,14 +180,13 @@ private:
         issue_values<kBetween>(c);
         TileInfo tile_info;
         if constexpr (Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
-        const Loaded loaded = load_options(c);
         wgmma_wait<1>();
         wgmma_fence_operand(c.s);
         if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot));
         if constexpr (!Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         release_k(c, tile_info);
         float factor[2];
-        const bool rescale = softmax_step(c, tile_info, loaded, factor);
+        const bool rescale = softmax_step(c, tile_info, factor);
         if (!c.last) wait_for_next_k(c);  // here, while P V still runs; no product runs between P V and the next step
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
@@ -295,20 +291,15 @@ private:
         }
     }
 
-    // Of the tile whose scores are issued.
-    __device__ __forceinline__ Loaded load_options(const State& c) const {
-        return scores.load(context.storage.work_tiles[c.slot], tile_of(c), c.thread);
-    }
     // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
-    __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, const Loaded& loaded,
-                                                 float (&factor)[2]) const {
+    __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, float (&factor)[2]) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
         // Computed early. The first condition always holds; without it the compiler allocates registers differently.
         const bool scaled = !Traits::kInvariant && tile_info.exact_maximum;
         if constexpr (Traits::kCopied) {
             if (context.params.k_scale.of_rows) scores.scale_columns(c.s, copied(tile_info).k_scale, c.thread);
         }
-        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled, loaded);
+        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled);
         if constexpr (Traits::kCopied) {
             if (tile_info.absent) scores.hide_absent_keys(c.s, copied(tile_info).absent, c.thread);
         } else if constexpr (Traits::kCache) {

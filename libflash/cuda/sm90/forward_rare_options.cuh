@@ -30,26 +30,8 @@ struct ForwardRareOptions {
         if (rare.mask.data) prefetch_rows(rare.mask, work_tile.rules.mask, 1, work_tile, tile, lane);
     }
 
-    // What a thread loads while the tensor cores compute the scores, if it has enough registers: the mask of a tile, where all
-    // keys exist and rows begin at multiples of 4 bytes.
-    static constexpr bool kLoadsEarly = Traits::kHeadDimV <= 64;
-    struct Loaded {
-        RowMaskBits<kBlockN> mask;
-        bool has_mask;
-    };
-    __device__ __forceinline__ Loaded load(const WorkTile& work_tile, int tile, const Thread& thread) const {
-        Loaded loaded;
-        loaded.has_mask = false;
-        if (!kLoadsEarly || !context.params.rare.mask.data) return loaded;
-        const auto rows = rows_of<uint8_t>(context.params.rare.mask, work_tile.rules.mask, work_tile, tile);
-        loaded.has_mask = loaded.mask.loads(rows);
-        if (loaded.has_mask) loaded.mask.load(rows, thread.row(work_tile, 0), thread.lane);
-        return loaded;
-    }
-
     // Turns dot products into scores, which softmax_scale() converts to base-2 units.
-    __device__ __forceinline__ void apply(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread,
-                                          const Loaded& loaded) const {
+    __device__ __forceinline__ void apply(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread) const {
         const RareParams& rare = context.params.rare;
         const int first_key = tile * kBlockN + (hide_from_compiler(thread.lane) & 3) * 2;
         const auto for_rows = [&](const auto& for_row) {
@@ -64,11 +46,8 @@ struct ForwardRareOptions {
         if (rare.alibi_slopes.data) subtract_alibi(work_tile.rules, first_key, for_rows);
         const int row = thread.row(work_tile, 0);
         if (rare.bias.data) add_bias(s, work_tile, tile, row, thread.lane);
-        if (kLoadsEarly && loaded.has_mask) {
-            loaded.mask.hide(s);
-        } else if (rare.mask.data) {
+        if (rare.mask.data)
             hide_by_row_mask<kBlockN>(s, rows_of<uint8_t>(rare.mask, work_tile.rules.mask, work_tile, tile), row, thread.lane);
-        }
     }
     __device__ __forceinline__ float softmax_scale() const { return in_natural_units() ? kLog2e : context.params.scale_log2; }
 
@@ -118,11 +97,6 @@ private:
             for_scores([&](float& score, int key) { score = fmaf(-slope, fabsf(distance - static_cast<float>(key)), score); });
         });
     }
-};
-
-// For instances without them.
-struct NoRareOptions {
-    struct Loaded {};
 };
 
 }  // namespace libflash::cuda::sm90

@@ -20,21 +20,14 @@ struct ForwardScores {
     using Thread = ForwardConsumerThread;
     using Scores = float[kScores];
 
-    using RareOptions = std::conditional_t<Traits::kRareOptions, ForwardRareOptions<Traits>, NoRareOptions>;
-    using Loaded = typename RareOptions::Loaded;
+    using RareOptions = ForwardRareOptions<Traits>;
 
     const ForwardContext<Traits>& context;
 
-    // What prepare() needs from memory.
-    __device__ __forceinline__ Loaded load([[maybe_unused]] const WorkTile& work_tile, [[maybe_unused]] int tile,
-                                           [[maybe_unused]] const Thread& thread) const {
-        if constexpr (Traits::kRareOptions) return RareOptions{context}.load(work_tile, tile, thread);
-        return Loaded{};
-    }
     // Applies the rare options and the mask. The softmax must then multiply the scores by softmax_scale().
     __device__ __forceinline__ void prepare(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread, bool edge,
-                                            bool exact_maximum, [[maybe_unused]] const Loaded& loaded) const {
-        if constexpr (Traits::kRareOptions) RareOptions{context}.apply(s, work_tile, tile, thread, loaded);
+                                            bool exact_maximum) const {
+        if constexpr (Traits::kRareOptions) RareOptions{context}.apply(s, work_tile, tile, thread);
         if (exact_maximum) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) s[i] *= scale_of(work_tile);
