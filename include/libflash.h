@@ -506,8 +506,9 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * scale is. Scales of 1 or 2 dimensions are read. Those of 3 or 4 dimensions are computed, the largest magnitude of the row
  * or group divided by the largest code, and written; that needs a cache of 8 bits. A NaN becomes the NaN of E4M3 and E5M2 and
  * does not count for their scale. INT8 has no NaN: it becomes 0, and a computed scale becomes NaN. On CUDA groups have a
- * multiple of 16 channels in decode (else UNSUPPORTED); with FLOAT16 q a result has an error of up to 2^-25 of the largest value
- * of its head and sequence.
+ * multiple of 16 channels in decode (else UNSUPPORTED); with FLOAT16 q a probability times the scale of a value has an error of
+ * up to 2^-25 of the largest probability of the row times the largest scale of the head and sequence. So beside much larger
+ * scales a row with large codes and a small scale loses accuracy, or is lost: all scales should be like those that are computed.
  *
  * Invariant rows. With FLASH_FLAG_INVARIANT_ROWS the bits of a row of out and lse depend on the row itself, the keys that it sees
  * and their numbers in the sequence alone. They do not depend on the rest of the batch and its order, on how many rows of the

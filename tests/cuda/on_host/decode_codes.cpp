@@ -19,7 +19,8 @@
 using H = std::conditional_t<std::is_same_v<T, __half>, cpu::half, cpu::bfloat16>;
 constexpr int kBatch = 4, kCacheBlocks = kBatch * kColumns + 2;
 constexpr int kLengths[kBatch] = {127, 0, 77, kCapacity - 1};  // one new key of the last sequence fits
-// Half of the smallest number, of the results and of P; bfloat16: weights below 2^-126 are 0.
+// Half of the smallest number, of the results and of P times the scales, which are divided by the largest (decode_scales.cuh);
+// bfloat16: weights below 2^-126 are 0.
 constexpr double kSmallest = std::is_same_v<T, __half> ? 0x1p-25 : 0x1p-120;
 
 float normal() { return std::normal_distribution<float>()(generator); }
@@ -204,25 +205,28 @@ struct Problem {
     double worst(int b, int i, int h) const {
         const size_t row = ((size_t(b) * rows + i) * kHeads + h) * kDim;
         const std::vector<T> query = news ? rotated(&q[row], kLengths[b] + i) : std::vector<T>(&q[row], &q[row] + kDim);
-        double sum = 0, largest = 0, o[kDim] = {}, size[kDim] = {};
+        double sum = 0, largest = 0, o[kDim] = {}, size[kDim] = {}, codes[kDim] = {};  // sums of magnitudes
         for (int j = 0; j <= length(b) - rows + i && j < existing(b); ++j) {
             const size_t first = at(b, j, h / kGroup) * kDim;
             const double k_scale = scale_of(k, b, j, h / kGroup), v_scale = scale_of(v, b, j, h / kGroup);
             double score = 0;
             for (int c = 0; c < kDim; ++c) score += wide(query[c]) * decoded(k.codes[first + c], code) * k_scale;
             const double p = std::exp(double{0.1f} * score);
-            sum += p;
+            sum += p, largest = std::max(largest, p);
             for (int c = 0; c < kDim; ++c) {
-                const double value = decoded(v.codes[first + c], code) * v_scale;
-                o[c] += p * value, size[c] += p * std::fabs(value), largest = std::max(largest, std::fabs(value));
+                const double element = decoded(v.codes[first + c], code), value = element * v_scale;
+                o[c] += p * value, size[c] += p * std::fabs(value), codes[c] += std::fabs(element);
             }
         }
+        // The largest scale of the sequence, also of keys that only later rows see.
+        double scale = 0;
+        for (int j = 0; j < existing(b); ++j) scale = std::max(scale, double{std::fabs(scale_of(v, b, j, h / kGroup))});
         const double got_lse = lse[(size_t(b) * kHeads + h) * rows + i];
         double worst = sum == 0 ? (got_lse == -INFINITY ? 0 : INFINITY)
                                 : std::fabs(got_lse - std::log(sum)) / (2e-5 + 0x1p-20 * std::fabs(std::log(sum)));
         for (int c = 0; c < kDim; ++c) {
-            const double exact = sum == 0 ? 0 : o[c] / sum,
-                         limit = sum == 0 ? 1e-30 : 8 * kRounding * size[c] / sum + kSmallest * (largest + 1);
+            const double exact = sum == 0 ? 0 : o[c] / sum, lost = kSmallest * (scale * codes[c] * largest / sum + 1),
+                         limit = sum == 0 ? 1e-30 : 8 * kRounding * size[c] / sum + lost;
             const double error = std::fabs(wide(out[row + c]) - exact) / limit;
             worst = larger_error(worst, error);
         }

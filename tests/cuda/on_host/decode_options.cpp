@@ -219,7 +219,8 @@ struct Problem {
 
     // The sums of a row over the keys that it sees in the cache of a shard.
     struct Row {
-        double sum = 0, o[kDim] = {}, size[kDim] = {}, largest = 0, scale = 0;  // largest element of v_cache; of v_scale
+        double sum = 0, largest = 0, o[kDim] = {}, size[kDim] = {};  // of weights; of values times weights, of their magnitudes
+        double elements[kDim] = {}, scale = 0;                       // magnitudes of v_cache; the largest of v_scale
     };
     Row row_of(const DecodeProblem& p, int b, int i, int h) const {
         Row row;
@@ -228,14 +229,20 @@ struct Problem {
         const SequenceKeys keys(p, b);
         const auto range = keys.range(i);
         const int64_t head = h / kGroup, last = std::min(range.last, p.cache.capacity);
+        const auto factor = [&](const CacheScale& scale, const cpu::CachedRow& at, int64_t group) {
+            const float* const of_row = cpu::scales_of(scale, b, at, head);
+            return of_row ? double{of_row[group * scale.group_stride]} : 1.0;
+        };
+        // Also of keys that only other rows see.
+        for (int64_t j = keys.range(0).first; j < std::min(keys.range(rows[b] - 1).last, p.cache.capacity); ++j)
+            for (int64_t group = 0; group < p.cache.v_scale.groups; ++group)
+                row.scale = std::max(row.scale, factor(p.cache.v_scale, cpu::cached_row(p.cache, b, j), group));
         for (int64_t j = range.first; j < last; ++j) {
             if (keys.has_gaps() && !keys.sees(i, j)) continue;
             const cpu::CachedRow at = cpu::cached_row(p.cache, b, j);
             const auto cached = [&](const TensorView& x, const CacheScale& scale, int64_t e) {
-                const float* s = cpu::scales_of(scale, b, at, head);
-                const double factor = s ? s[e / (x.shape[3] / scale.groups) * scale.group_stride] : 1;
-                row.scale = std::max(row.scale, &scale == &p.cache.v_scale ? factor : 0);
-                return factor * number_of(x.dtype, x.data, cpu::offset_of(x, at, head) + e);
+                return factor(scale, at, e / (x.shape[3] / scale.groups)) *
+                       number_of(x.dtype, x.data, cpu::offset_of(x, at, head) + e);
             };
             double score = 0;
             for (int e = 0; e < kDim; ++e)
@@ -244,11 +251,11 @@ struct Problem {
             score *= kScale;
             if (c.score_options) score -= slopes[h] * std::abs(keys.position(i) - keys.key_position(j));
             const double weight = std::exp(score);
-            row.sum += weight;
+            row.sum += weight, row.largest = std::max(row.largest, weight);
             for (int e = 0; e < dim_v; ++e) {
                 const double value = cached(p.cache.v, p.cache.v_scale, e);
                 row.o[e] += weight * value, row.size[e] += weight * std::fabs(value);
-                row.largest = std::max(row.largest, std::fabs(cached(p.cache.v, {}, e)));
+                row.elements[e] += std::fabs(cached(p.cache.v, {}, e));
             }
         }
         return row;
@@ -261,11 +268,12 @@ struct Problem {
         const Row row = row_of(p, b, i, h);
         const double total = row.sum + (p.sink.present ? std::exp(double{sinks[h]}) : 0);
         const double got_lse = lse[c.dense ? (size_t(b) * kHeads + h) * c.dense + i : size_t(h) * cu.back() + cu[b] + i];
-        double worst = total == 0 ? (got_lse == -INFINITY ? 0 : INFINITY) : std::fabs(got_lse - std::log(total)) / 2e-5;
+        double worst = total == 0 ? (got_lse == -INFINITY ? 0 : INFINITY)
+                                  : std::fabs(got_lse - std::log(total)) / (2e-5 + 0x1p-20 * std::fabs(std::log(total)));
         for (int e = 0; e < dim_v; ++e) {
             const double exact = total == 0 ? 0 : row.o[e] / total;
-            const double limit =
-                total == 0 ? 1e-30 : 8 * kRounding * row.size[e] / total + kSmallest * (row.largest * row.scale + 1);
+            const double lost = kSmallest * (row.scale * row.elements[e] * row.largest / total + 1);
+            const double limit = total == 0 ? 1e-30 : 8 * kRounding * row.size[e] / total + lost;
             const double error = std::fabs(got(p, ((cu[b] + i) * kHeads + h) * int64_t{dim_v} + e) - exact) / limit;
             worst = error <= worst ? worst : error;  // NaN is the worst
         }
