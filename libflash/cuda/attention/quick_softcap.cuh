@@ -8,7 +8,7 @@
 
 namespace libflash::cuda {
 
-// Up to this cap the error of a score is at most 3e-5. The rounding of P to 16 bits alone has an error of 2e-4.
+// Up to this cap the error of a score is at most 5e-5. The rounding of P to 16 bits alone has an error of 2e-4.
 constexpr float kLargestQuickCap = 128.0f;
 
 // As scale_and_cap().
