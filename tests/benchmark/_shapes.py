@@ -169,15 +169,11 @@ def options(direction: str, option: str, head_dim: int) -> Contest:
     p = problem(dataclasses.replace(cell(head_dim, OPTIONS_SEQLEN, causal=option == "alibi"), direction=direction))
     given = arguments(option, p)
     calls = {HELD: with_options(p, given, FAMILY), OURS: with_options(p, given)}
-    compared = dict(calls)
-    figure = f"{direction} {option}"
-    ratios = {figure: (HELD, OURS)}
-    for peer, call in peers_with_options(option, p, given).items():
-        calls[peer], ratios[f"{figure} {peer}"] = call, (peer, OURS)
-        if option != "dropout":
-            compared[peer] = call
-    check = functools.partial(compare_calls, p.cell, compared)
-    return Contest(f"{direction} {name_of(p.cell)} {option}", calls, ratios, check=check)
+    peers, figure = peers_with_options(option, p, given), f"{direction} {option}"
+    ratios = {figure: (HELD, OURS)} | {f"{figure} {peer}": (peer, OURS) for peer in peers}
+    # Dropout masks of peers are others.
+    check = functools.partial(compare_calls, p.cell, calls if option == "dropout" else calls | peers)
+    return Contest(f"{direction} {name_of(p.cell)} {option}", calls | peers, ratios, check=check)
 
 
 def peers_with_options(option: str, p: Problem, given: dict[str, object]) -> dict[str, Call]:
@@ -185,7 +181,7 @@ def peers_with_options(option: str, p: Problem, given: dict[str, object]) -> dic
     sdpa, _ = PEER_CALLS[p.cell.direction]
     if option in ("bias", "mask"):
         return {"cudnn": sdpa(p, SDPA["cudnn"], attn_mask=given[option])}
-    if option == "dropout":  # their masks are others, so the results are not compared
+    if option == "dropout":
         return {peer: sdpa(p, SDPA[peer], dropout_p=given["dropout_p"]) for peer in ("fa2", "cudnn")}
     return {}
 

@@ -13,7 +13,7 @@ from gpu_case import problem, same_bits  # noqa: E402  (needs torch)
 
 import libflash  # noqa: E402
 
-ROWS, KEYS = 150, 208  # several tiles; rows of the mask that are multiples of 16 bytes
+ROWS, KEYS = 150, 208  # several tiles; rows of a multiple of 16 elements
 
 
 def in_wider_rows(scores: torch.Tensor, extra: int, before: int = 0) -> torch.Tensor:

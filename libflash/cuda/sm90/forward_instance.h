@@ -110,8 +110,8 @@ constexpr int forward_tile_q(const KernelConfig& config, ForwardInstance kind) {
 // Units (attention/invariant_softmax.cuh) in a key tile of invariant rows. Segments begin at multiples of a key tile.
 constexpr int kInvariantUnits = 2;
 
-// The rare options need more registers, so their key tiles are smaller. The sums of the entropy, too, need more registers where
-// query tiles have 192 rows. With a block mask, a key tile must lie within one block.
+// The rare options need more registers: with 192 channels their key tiles are smaller. The sums of the entropy, too, need more
+// registers where query tiles have 192 rows. With a block mask, a key tile must lie within one block.
 constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
     if (kind == ForwardInstance::general) return config.head_dim <= 128 ? 128 : 64;
     if (kind == ForwardInstance::invariant) return kInvariantUnits * kInvariantUnit;
