@@ -311,9 +311,10 @@ typedef struct flash_attention_options_t {
 
 #define FLASH_ATTENTION_OPTIONS_INIT FLASH_INIT_(flash_attention_options_t)
 
-/* The dropout mask. Philox4x32-10 (Salmon et al., SC 2011) with key (seed mod 2^32, seed / 2^32) and counter (column / 4, row,
- * (batch * Hq + head) mod 2^32, offset mod 2^32 xor (offset / 2^32 * 0x9E3779B9 mod 2^32)) gives four words. Word number (column
- * mod 4) belongs to the column. An entry of P is kept if its word >= floor(dropout_p * 2^32); kept entries are multiplied by
+/* The dropout mask. Philox4x32-7 (Salmon et al., SC 2011) with key (seed mod 2^32, seed / 2^32) and counter (column / 8, row,
+ * (batch * Hq + head) mod 2^32, offset mod 2^32 xor (offset / 2^32 * 0x9E3779B9 mod 2^32)) gives four words, each of them two
+ * numbers of 16 bits, the low half first. Number (column mod 8) belongs to the column. An entry of P is kept if its number >=
+ * min(floor(dropout_p * 2^16 + 1/2), 2^16 - 1); so probabilities are multiples of 2^-16. Kept entries are multiplied by
  * 1 / (1 - dropout_p). `row` and `column` count from the start of the sequence; in packed tensors `batch` is the number of the
  * sequence. Dropout does not change lse. With FLASH_FLAG_POSITIONS, row and column are positions; with sequence_numbers and
  * heads_total, `batch` is the number of the sequence, and heads_total and head_begin + head take the place of Hq and head. So

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
-from dropout_mask import keep_mask, philox4x32, random_words
+from dropout_mask import keep_mask, philox4x32, random_numbers
 
 ALL_ONES = 0xFFFFFFFF
 
@@ -13,19 +13,20 @@ ALL_ONES = 0xFFFFFFFF
 @pytest.mark.parametrize(
     ("counter", "key", "words"),
     [  # the generator's published answers
-        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((ALL_ONES,) * 4, (ALL_ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        ((0, 0, 0, 0), (0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
+        ((ALL_ONES,) * 4, (ALL_ONES,) * 2, (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
     ],
 )
 def test_philox_known_answers(counter: tuple, key: tuple, words: tuple) -> None:
     assert tuple(int(word) for word in philox4x32(counter, key)) == words
 
 
-def test_words_stand_where_the_definition_says() -> None:
+def test_numbers_stand_where_the_definition_says() -> None:
     seed, offset, row, column = 0x0123456789ABCDEF, 0xFEDCBA9876543210, 37, 22
     c3 = 0x76543210 ^ (0xFEDCBA98 * 0x9E3779B9 % 2**32)
-    words = philox4x32((column // 4, row, 2 * 5 + 3, c3), (0x89ABCDEF, 0x01234567))
-    assert random_words(seed, offset, 2 * 5 + 3, 40, 30)[row, column] == words[column % 4]
+    words = philox4x32((column // 8, row, 2 * 5 + 3, c3), (0x89ABCDEF, 0x01234567))
+    found = random_numbers(seed, offset, 2 * 5 + 3, 40, 30)[row, column : column + 2]
+    assert found.tolist() == [int(words[3]) % 2**16, int(words[3]) // 2**16]  # columns 22 and 23
 
 
 def test_mask_is_that_of_any_larger_problem() -> None:
@@ -35,9 +36,16 @@ def test_mask_is_that_of_any_larger_problem() -> None:
 
 
 def test_threshold_is_exact() -> None:
-    word = int(random_words(3, 0, 0, 1, 1)[0, 0])
-    assert keep_mask(word / 2**32, 3, 0, 0, 1, 0, 1, 1)[0, 0]
-    assert not keep_mask((word + 1) / 2**32, 3, 0, 0, 1, 0, 1, 1)[0, 0]
+    number = int(random_numbers(3, 0, 0, 1, 1)[0, 0])
+    assert keep_mask((number + 0.499) / 2**16, 3, 0, 0, 1, 0, 1, 1)[0, 0]
+    assert not keep_mask((number + 0.5) / 2**16, 3, 0, 0, 1, 0, 1, 1)[0, 0]
+
+
+def test_smallest_and_largest_probability() -> None:
+    numbers = random_numbers(3, 0, 0, 512, 512)
+    assert keep_mask(2**-17 - 1e-12, 3, 0, 0, 1, 0, 512, 512).all()
+    np.testing.assert_array_equal(keep_mask(2**-17, 3, 0, 0, 1, 0, 512, 512), numbers > 0)
+    np.testing.assert_array_equal(keep_mask(1 - 1e-12, 3, 0, 0, 1, 0, 512, 512), numbers == 2**16 - 1)
 
 
 @pytest.mark.parametrize("p", [0.0625, 0.25, 0.5, 0.875])
@@ -56,7 +64,8 @@ def test_rows_columns_heads_and_seeds_are_uncorrelated() -> None:
     others = {
         "next row": (base[1:], base[:-1]),
         "next column": (base[:, 1:], base[:, :-1]),
-        "column 4 on": (base[:, 4:], base[:, :-4]),
+        "column 2 on": (base[:, 2:], base[:, :-2]),
+        "column 8 on": (base[:, 8:], base[:, :-8]),
         "transpose": (np.triu(base, 1), np.triu(base.T, 1)),
         "next head": (base, centred(head=1)),
         "next sequence": (base, centred(batch=1)),

@@ -1,6 +1,7 @@
 // AttentionProblem: a forward or backward call in checked, normalised form. Host code; includes no CUDA header.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "problem/positions.h"
@@ -44,6 +45,8 @@ struct Dropout {
     uint64_t offset = 0;
     const uint64_t* state = nullptr;  // CUDA with rng_state: {seed, offset} on the device; replaces the two above
     bool active() const { return p > 0; }
+    // Random numbers of 16 bits below it drop a probability.
+    uint32_t threshold() const { return static_cast<uint32_t>(std::min(p * 65536 + 0.5, 65535.0)); }
 };
 
 // Options that decide which kernel runs and how.

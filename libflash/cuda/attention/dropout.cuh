@@ -1,5 +1,5 @@
-// The dropout mask: one 32-bit random word for each probability, as libflash.h defines it, so that all kernels agree. One call
-// of the generator gives the words of 4 keys of a row; lanes that need words of the same call share it.
+// The dropout mask: one random number of 16 bits for each probability, as libflash.h defines it, so that all kernels agree. One
+// call of the generator gives the numbers of 8 keys of a row; lanes that need numbers of the same call share it.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -7,10 +7,10 @@
 
 namespace libflash::cuda {
 
-// Philox4x32-10 (Salmon et al., SC 2011): four words for a counter and a key.
+// Philox4x32-7 (Salmon et al., SC 2011): four words for a counter and a key.
 __device__ __forceinline__ uint4 philox(uint4 counter, uint32_t key_low, uint32_t key_high) {
 #pragma unroll
-    for (int round = 0; round < 10; ++round) {
+    for (int round = 0; round < 7; ++round) {
         const uint32_t high0 = __umulhi(0xD2511F53u, counter.x), low0 = 0xD2511F53u * counter.x;
         const uint32_t high1 = __umulhi(0xCD9E8D57u, counter.z), low1 = 0xCD9E8D57u * counter.z;
         counter = make_uint4(high1 ^ counter.y ^ key_low, low1, high0 ^ counter.w ^ key_high, low0);
@@ -20,55 +20,38 @@ __device__ __forceinline__ uint4 philox(uint4 counter, uint32_t key_low, uint32_
     return counter;
 }
 
-// The words of the keys col .. col + 3 (col a multiple of 4) of a row. The state in device memory is loaded in each call, so
-// that it takes no registers between calls.
-__device__ __forceinline__ uint4 dropout_words(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
-    const auto words = [&](uint32_t seed_low, uint32_t seed_high, uint32_t offset_mix) {
-        return philox(make_uint4(static_cast<uint32_t>(col) >> 2, static_cast<uint32_t>(row), batch_head, offset_mix), seed_low,
+// The numbers of the keys col .. col + 7 (col a multiple of 8) of a row, two in each word, the first in its low half. The state
+// in device memory is loaded in each call, so that it takes no registers between calls.
+__device__ __forceinline__ uint4 dropout_numbers(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
+    const auto numbers = [&](uint32_t seed_low, uint32_t seed_high, uint32_t offset_mix) {
+        return philox(make_uint4(static_cast<uint32_t>(col) >> 3, static_cast<uint32_t>(row), batch_head, offset_mix), seed_low,
                       seed_high);
     };
-    if (!dropout.state) return words(dropout.seed_low, dropout.seed_high, dropout.offset_mix);
+    if (!dropout.state) return numbers(dropout.seed_low, dropout.seed_high, dropout.offset_mix);
     const uint64_t* state = hide_from_compiler(dropout.state);
     const uint64_t offset = state[1], seed = state[0];
-    return words(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
-                 static_cast<uint32_t>(offset) ^ (static_cast<uint32_t>(offset >> 32) * 0x9E3779B9u));
+    return numbers(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
+                   static_cast<uint32_t>(offset) ^ (static_cast<uint32_t>(offset >> 32) * 0x9E3779B9u));
 }
 
-// The words of a row in two neighbouring accumulator blocks, from key `col` (a multiple of 8) on: words[n].x and .y belong to key
-// col + 8 * n + 2 * (lane % 4) and to the next key. Two lanes share calls: each makes the call for one block. The whole warp
-// calls it.
-__device__ __forceinline__ void dropout_words_of_row(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
-                                                     int lane, uint2 (&words)[2]) {
-    const bool odd = lane & 1;
-    const uint4 w = dropout_words(dropout, batch_head, row, col + (odd ? 8 : 0) + (lane >> 1 & 1) * 4);
-    const uint32_t other_x = __shfl_xor_sync(0xffffffffu, odd ? w.x : w.z, 1);
-    const uint32_t other_y = __shfl_xor_sync(0xffffffffu, odd ? w.y : w.w, 1);
-    words[0] = odd ? make_uint2(other_x, other_y) : make_uint2(w.x, w.y);
-    words[1] = odd ? make_uint2(w.z, w.w) : make_uint2(other_x, other_y);
-}
-
-// The words of a transposed accumulator block: words[e] belongs to row `row` + e % 2 and key col + 8 * (e / 2) + lane / 4, where
-// `row` may differ between lanes only by lane % 4 and col is a multiple of 8. Four lanes share four calls: each makes one call,
-// and they exchange words as in a 4 x 4 transpose. The whole warp calls it.
-__device__ __forceinline__ void dropout_words_transposed(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
-                                                         int lane, uint32_t (&words)[4]) {
-    const int mine = lane >> 2 & 3;
-    const uint4 w = dropout_words(dropout, batch_head, row + (mine & 1), col + (mine >> 1) * 8 + (lane >> 4) * 4);
-    words[0] = w.x, words[1] = w.y, words[2] = w.z, words[3] = w.w;
+// Which of the keys col .. col + 7 (col a multiple of 8) of a row are kept: bit i for key col + i.
+__device__ __forceinline__ uint32_t kept_keys(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
+    const uint4 w = dropout_numbers(dropout, batch_head, row, col);
+    const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+    uint32_t kept = 0;
 #pragma unroll
-    for (int bit = 0; bit < 2; ++bit) {
-        const bool upper = mine >> bit & 1;
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-            const int low = bit == 0 ? 2 * pair : pair, high = low + (1 << bit);
-            const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? words[low] : words[high], 4 << bit);
-            if (upper) {
-                words[low] = other;
-            } else {
-                words[high] = other;
-            }
-        }
+    for (int i = 0; i < 4; ++i) {  // the threshold is in the high half of a word
+        if (words[i] << 16 >= dropout.threshold) kept |= 1u << 2 * i;
+        if (words[i] >= dropout.threshold) kept |= 2u << 2 * i;
     }
+    return kept;
+}
+
+// Whether one probability is kept.
+__device__ __forceinline__ bool is_kept(const DropoutParams& dropout, uint32_t batch_head, int row, int key) {
+    const uint4 w = dropout_numbers(dropout, batch_head, row, key);
+    const uint32_t low = key & 2 ? w.y : w.x, high = key & 2 ? w.w : w.z, word = key & 4 ? high : low;
+    return (key & 1 ? word : word << 16) >= dropout.threshold;
 }
 
 // The number of a head that the counter of the generator contains.
@@ -79,20 +62,23 @@ __device__ __forceinline__ uint32_t dropout_head(int batch, int heads_q, int hea
 // The functions below return a bit for each element: whether it is kept. The generator needs many registers, so it runs in a loop
 // that is not unrolled. The whole warp calls them.
 
-// For kRows accumulator rows of this lane, row_of(i), and two neighbouring blocks of 8 keys from col_of(i) on: bit
-// i * kRowBits + n * kBlockBits + e belongs to row i and key col_of(i) + 8 * n + 2 * (lane % 4) + e.
+// For kRows accumulator rows of this lane, row_of(i), and two neighbouring blocks of 8 keys from col_of(i) on, which is the same
+// for rows 2 i and 2 i + 1. Bit i * kRowBits + n * kBlockBits + e belongs to row i and key col_of(i) + 8 * n + 2 * (lane % 4) +
+// e. The four lanes that share rows make one call each for two rows and two blocks.
 template <int kRows, int kRowBits = 4, int kBlockBits = 2, class ColOf, class RowOf>
 __device__ __forceinline__ uint32_t keep_bits_at(const DropoutParams& dropout, uint32_t batch_head, int lane, const ColOf& col_of,
                                                  const RowOf& row_of) {
-    uint32_t keep = 0;
+    static_assert(kRows == 2 || (kRows % 2 == 0 && kRows <= 8 && kRowBits == 4 && kBlockBits == 2));
+    const int own_row = lane >> 1 & 1, own_block = lane & 1;
+    uint32_t called = 0;  // a byte for each two rows
 #pragma unroll 1
-    for (int i = 0; i < kRows; ++i) {
-        uint2 words[2];
-        dropout_words_of_row(dropout, batch_head, row_of(i), col_of(i), lane, words);
+    for (int i = 0; i < kRows; i += 2)
+        called |= kept_keys(dropout, batch_head, row_of(i + own_row), col_of(i) + 8 * own_block) << 4 * i;
+    uint32_t keep = 0;
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
-            keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
-                    << (i * kRowBits + n * kBlockBits);
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t of_lane = __shfl_sync(0xffffffffu, called, (lane & ~3) | i) >> 2 * (lane & 3) & 0x03030303u;
+        keep |= of_lane << (i / 2 * kRowBits + i % 2 * kBlockBits);
     }
     return keep;
 }
@@ -114,36 +100,40 @@ __device__ __forceinline__ uint32_t keep_bits_of_pairs(const DropoutParams& drop
         dropout, batch_head, lane, [=](int i) { return col + i / kRows * 16; }, [&](int i) { return row_of(i % kRows); });
 }
 
-// For kBlocks transposed accumulator blocks of 16 keys and 8 query rows, kSlabs of them side by side along the keys: block i has
-// the query rows from row + i / kSlabs * 8 and the keys from col + i % kSlabs * 16 on, as in dropout_words_transposed(). Bit
-// i * 4 + e belongs to its element e.
+// For kBlocks transposed accumulator blocks of 16 keys and 8 query rows, kSlabs of them side by side along the keys: block i
+// begins at query row row - 2 * (lane % 4) + i / kSlabs * 8 and at key col + i % kSlabs * 16. Bit i * 4 + e belongs to the lane's
+// element e: query row 2 * (lane % 4) + e % 2 and key 8 * (e / 2) + lane / 4 of the block. Each lane makes the calls for 16 keys
+// of one row of the first four blocks, and of one row of the others.
 template <int kBlocks, int kSlabs = 2>
 __device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
                                                          int lane) {
-    uint32_t keep = 0;
+    static_assert(kBlocks <= 8);
+    const int first_row = row - (lane & 3) * 2;
+    uint32_t called = 0;  // a byte for each 8 keys
 #pragma unroll 1
-    for (int i = 0; i < kBlocks; ++i) {
-        uint32_t words[4];
-        dropout_words_transposed(dropout, batch_head, row + i / kSlabs * 8, col + i % kSlabs * 16, lane, words);
+    for (int i = 0; i < (kBlocks > 4 ? 4 : 2); ++i) {
+        const int block = i / 2 * 4 + lane / 8;
+        called |= kept_keys(dropout, batch_head, first_row + block / kSlabs * 8 + lane % 8, col + block % kSlabs * 16 + i % 2 * 8)
+                  << 8 * i;
+    }
+    uint32_t keep = 0;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) keep |= (words[e] >= dropout.threshold ? 1u : 0u) << (i * 4 + e);
+    for (int i = 0; i < (kBlocks > 4 ? 8 : 2 * kBlocks); ++i) {
+        const int caller = i / 2 * 8 + (lane & 3) * 2 + i % 2;
+        const uint32_t found = __shfl_sync(0xffffffffu, called, caller) >> (lane >> 2) & 0x01010101u;
+        keep |= ((found | found >> 6) & 0x00050005u) << (i / 2 * 4 + i % 2);
     }
     return keep;
 }
 
-// Where dropout counts positions rather than rows and keys of the tensors, four neighbouring keys need not have words of one
-// call. So each element has its own call. position_of(row) and position_of_key(col) give the positions.
+// Where dropout counts positions rather than rows and keys of the tensors, neighbouring keys need not have numbers of one call.
+// So each element has its own call. position_of(row) and position_of_key(col) give the positions.
 template <int kCount, class RowOf, class ColOf>
 __device__ __forceinline__ uint32_t keep_bits_of_elements(const DropoutParams& dropout, uint32_t batch_head, const RowOf& row_of,
                                                           const ColOf& col_of) {
     uint32_t keep = 0;
 #pragma unroll 1
-    for (int i = 0; i < kCount; ++i) {
-        const int col = col_of(i);
-        const uint4 w = dropout_words(dropout, batch_head, row_of(i), col);
-        const uint32_t low = col & 1 ? w.y : w.x, high = col & 1 ? w.w : w.z;
-        keep |= ((col & 2 ? high : low) >= dropout.threshold ? 1u : 0u) << i;
-    }
+    for (int i = 0; i < kCount; ++i) keep |= (is_kept(dropout, batch_head, row_of(i), col_of(i)) ? 1u : 0u) << i;
     return keep;
 }
 

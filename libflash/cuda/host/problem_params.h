@@ -94,7 +94,7 @@ inline DropoutParams dropout_params(const Dropout& dropout) {
     DropoutParams params{};
     params.keep_factor = static_cast<float>(1 / (1 - dropout.p));
     params.active = dropout.active();
-    params.threshold = static_cast<uint32_t>(std::floor(dropout.p * 4294967296.0));
+    params.threshold = dropout.threshold() << 16;
     params.state = dropout.state;
     params.seed_low = static_cast<uint32_t>(dropout.seed);
     params.seed_high = static_cast<uint32_t>(dropout.seed >> 32);

@@ -101,9 +101,7 @@ struct DoubleScore {
 // Whether dropout keeps a probability. `head`: from dropout_head().
 __device__ __forceinline__ bool dropout_keeps(const DropoutParams& dropout, uint32_t head, int row, int key) {
     if (!dropout.active) return true;
-    const uint4 w = dropout_words(dropout, head, row, key);
-    const uint32_t low = key & 1 ? w.y : w.x, high = key & 1 ? w.w : w.z;
-    return (key & 2 ? high : low) >= dropout.threshold;
+    return is_kept(dropout, head, row, key);
 }
 
 }  // namespace libflash::cuda::sm80

@@ -1,16 +1,16 @@
 """Which probabilities dropout keeps: the definition that every backend follows.
 
-Element (row, column) of query head `head` in sequence `batch` owns one 32-bit word of Philox4x32-10:
+Element (row, column) of query head `head` in sequence `batch` owns 16 bits of Philox4x32-7:
 
     key     = (seed low 32 bits, seed high 32 bits)
-    counter = (column >> 2,
+    counter = (column >> 3,
                row,
                (batch * heads_q + head) mod 2^32,
                offset low 32 bits  XOR  (offset high 32 bits * 0x9E3779B9 mod 2^32))
 
-The four output words belong to columns 4*(column >> 2) .. +3, in order. The element is kept iff
-word >= floor(dropout_p * 2^32), the product taken in float64; a kept probability is multiplied by
-1/(1 - dropout_p).
+The eight halves of the four output words, the low half of a word first, belong to columns 8*(column >> 3) .. +7,
+in order. The element is kept iff its half >= min(floor(dropout_p * 2^16 + 1/2), 2^16 - 1), computed in float64; a
+kept probability is multiplied by 1/(1 - dropout_p).
 
 `row` and `column` count inside the sequence, so neither packing nor tiling nor splitting changes the mask. If the
 call has positions, `row` and `column` are positions. With sequence_numbers, head_begin and heads_total, these take
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-ROUNDS = 10
+ROUNDS = 7
 MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 LOW = np.uint64(0xFFFFFFFF)
@@ -32,7 +32,7 @@ HIGH_SHIFT = np.uint64(32)
 
 
 def philox4x32(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """Ten rounds of Philox4x32 over broadcast arrays of counters; four arrays of 32-bit words, as uint64."""
+    """Philox4x32 over broadcast arrays of counters; four arrays of 32-bit words, as uint64."""
     c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(c, dtype=np.uint64) for c in counter))
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -47,17 +47,18 @@ def philox4x32(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
     return c0, c1, c2, c3
 
 
-def random_words(seed: int, offset: int, sequence_head: int, rows: int | np.ndarray, columns: int | np.ndarray) -> np.ndarray:
-    """The (rows, columns) words of one head; `sequence_head` is batch * heads_q + head. `rows`, `columns`: their number, or an
-    array of the numbers that are wanted.
+def random_numbers(seed: int, offset: int, sequence_head: int, rows: int | np.ndarray, columns: int | np.ndarray) -> np.ndarray:
+    """The (rows, columns) 16-bit numbers of one head; `sequence_head` is batch * heads_q + head. `rows`, `columns`: how many, or
+    an array of those that are wanted.
     """
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
     offset_low, offset_high = offset & 0xFFFFFFFF, (offset >> 32) & 0xFFFFFFFF
     c3 = offset_low ^ (offset_high * 0x9E3779B9 & 0xFFFFFFFF)
     row, column = (np.arange(x) if np.ndim(x) == 0 else np.asarray(x) for x in (rows, columns))
-    quads, which = np.unique(column // 4, return_inverse=True)
-    words = philox4x32((quads.astype(np.uint64)[None, :], row.astype(np.uint64)[:, None], sequence_head & 0xFFFFFFFF, c3), key)
-    return np.stack(words, axis=-1)[:, which, column % 4]
+    octets, which = np.unique(column // 8, return_inverse=True)
+    words = philox4x32((octets.astype(np.uint64)[None, :], row.astype(np.uint64)[:, None], sequence_head & 0xFFFFFFFF, c3), key)
+    halves = [word >> np.uint64(shift) & np.uint64(0xFFFF) for word in words for shift in (0, 16)]
+    return np.stack(halves, axis=-1)[:, which, column % 8]
 
 
 def keep_mask(
@@ -71,5 +72,5 @@ def keep_mask(
     columns: int | np.ndarray,
 ) -> np.ndarray:
     """Bool (rows, columns): true where the probability is kept."""
-    threshold = np.uint64(np.floor(np.float64(dropout_p) * 2.0**32))
-    return random_words(seed, offset, batch * heads_q + head, rows, columns) >= threshold
+    threshold = np.uint64(min(np.floor(np.float64(dropout_p) * 2.0**16 + 0.5), 2.0**16 - 1))
+    return random_numbers(seed, offset, batch * heads_q + head, rows, columns) >= threshold

@@ -1,5 +1,5 @@
-// Tests attention/dropout.cuh: Philox4x32-10 against the known answers that its authors publish (Random123), and the words of
-// scores, for every way in which lanes share calls, against the definition in libflash.h.
+// Tests attention/dropout.cuh: Philox4x32-7 against the known answers that its authors publish (Random123), and the mask, for
+// every way in which lanes share calls, against the definition in libflash.h.
 #include <cmath>
 
 #include "check.cuh"
@@ -15,19 +15,19 @@ struct Known {
 };
 
 const Known kKnown[] = {
-    {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+    {{0, 0, 0, 0}, {0, 0}, {0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}},
     {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
      {0xffffffff, 0xffffffff},
-     {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+     {0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}},
     {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
      {0xa4093822, 0x299f31d0},
-     {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+     {0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}},
 };
 
-// Ten Philox rounds with 64-bit products.
+// Seven Philox rounds with 64-bit products.
 void reference(const uint32_t (&counter)[4], const uint32_t (&key)[2], uint32_t (&words)[4]) {
     uint64_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
-    for (uint64_t round = 0; round < 10; ++round) {
+    for (uint64_t round = 0; round < 7; ++round) {
         const uint64_t left = c[0] * 0xD2511F53u, right = c[2] * 0xCD9E8D57u;
         const auto key_of = [&](int i, uint64_t step) { return static_cast<uint32_t>(key[i] + round * step); };
         const uint64_t next[4] = {(right >> 32) ^ c[1] ^ key_of(0, 0x9E3779B9u), right & 0xffffffffu,
@@ -61,35 +61,78 @@ void check_philox() {
     }
 }
 
-constexpr int kRows = 24, kCols = 80, kWords = kRows * kCols;  // computed in patches of 8 x 16
-enum Way { kPlain, kOfRow, kTransposed, kWays };
-constexpr const char* kNames[kWays] = {"dropout_words", "dropout_words_of_row", "dropout_words_transposed"};
+// The mask of a part of 64 x 64 probabilities. Each function computes it in patches of its own shape, by one warp.
+constexpr int kSide = 64, kElements = kSide * kSide;
+enum Way { kCalls, kElement, kTwoRows, kFourRows, kPairs, kSideBySide, kLongColumns, kSquare, kOneBlock, kWays };
+constexpr const char* kNames[kWays] = {
+    "kept_keys",
+    "keep_bits_of_elements",
+    "keep_bits of 2 rows",
+    "keep_bits of 4 rows",
+    "keep_bits_of_pairs",
+    "keep_bits_transposed of 4 x 2 blocks",
+    "keep_bits_transposed of 8 x 1 blocks",
+    "keep_bits_transposed of 2 x 2 blocks",
+    "keep_bits_transposed of 1 block",
+};
 
-// The words of kRows rows from `row0` on and kCols columns from `col0` on, one patch per warp, and whether they are kept. Each
-// function has its own array.
-__global__ void words_of_scores(DropoutParams dropout, uint32_t head, int row0, int col0, uint32_t* words, uint8_t* kept) {
-    const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
-    const int patch_row = blockIdx.x / (kCols / 16) * 8, patch_col = blockIdx.x % (kCols / 16) * 16;
-    const int row = row0 + patch_row, col = col0 + patch_col;
-    const auto put = [&](Way way, int r, int c, uint32_t word) {
-        const int at = way * kWords + (patch_row + r) * kCols + patch_col + c;
-        words[at] = word;
-        kept[at] = word >= dropout.threshold;
-    };
-    const uint4 plain = dropout_words(dropout, head, row + g, col + t * 4);
-    put(kPlain, g, t * 4, plain.x);
-    put(kPlain, g, t * 4 + 1, plain.y);
-    put(kPlain, g, t * 4 + 2, plain.z);
-    put(kPlain, g, t * 4 + 3, plain.w);
-    uint2 of_row[2];
-    dropout_words_of_row(dropout, head, row + g, col, lane, of_row);
-    for (int n = 0; n < 2; ++n) {
-        put(kOfRow, g, n * 8 + t * 2, of_row[n].x);
-        put(kOfRow, g, n * 8 + t * 2 + 1, of_row[n].y);
+struct Part {
+    DropoutParams dropout;
+    uint32_t head;
+    int row0, col0, lane;
+    uint8_t* kept;  // of each way
+
+    __device__ void put(Way way, int row, int col, uint32_t bit) const { kept[way * kElements + row * kSide + col] = bit & 1; }
+
+    // kBlocks blocks of 8 rows and 16 columns, kSlabs side by side.
+    template <int kBlocks, int kSlabs>
+    __device__ void transposed(Way way) const {
+        constexpr int kHeight = kBlocks / kSlabs * 8, kWidth = kSlabs * 16;
+        for (int row = 0; row < kSide; row += kHeight)
+            for (int col = 0; col < kSide; col += kWidth) {
+                const uint32_t keep =
+                    keep_bits_transposed<kBlocks, kSlabs>(dropout, head, row0 + row + lane % 4 * 2, col0 + col, lane);
+                for (int i = 0; i < kBlocks * 4; ++i)
+                    put(way, row + i / 4 / kSlabs * 8 + lane % 4 * 2 + i % 2,
+                        col + i / 4 % kSlabs * 16 + i % 4 / 2 * 8 + lane / 4, keep >> i);
+            }
     }
-    uint32_t transposed[4];
-    dropout_words_transposed(dropout, head, row + t * 2, col, lane, transposed);
-    for (int e = 0; e < 4; ++e) put(kTransposed, t * 2 + e % 2, e / 2 * 8 + g, transposed[e]);
+    // kCount rows of the lane, 8 apart, and 16 columns.
+    template <int kCount, int kRowBits, int kBlockBits>
+    __device__ void rows(Way way) const {
+        for (int row = lane / 4; row < kSide; row += 8 * kCount)
+            for (int col = 0; col < kSide; col += 16) {
+                const uint32_t keep = keep_bits<kCount, kRowBits, kBlockBits>(dropout, head, col0 + col, lane,
+                                                                              [&](int r) { return row0 + row + r * 8; });
+                for (int i = 0; i < kCount * 4; ++i)
+                    put(way, row + i / 4 * 8, col + i / 2 % 2 * 8 + lane % 4 * 2 + i % 2,
+                        keep >> (i / 4 * kRowBits + i / 2 % 2 * kBlockBits + i % 2));
+            }
+    }
+};
+
+__global__ void masks(DropoutParams dropout, uint32_t head, int row0, int col0, uint8_t* kept) {
+    const int lane = threadIdx.x;
+    const Part part{dropout, head, row0, col0, lane, kept};
+    for (int row = lane; row < kSide; row += 32)
+        for (int col = 0; col < kSide; col += 8) {
+            const uint32_t keep = kept_keys(dropout, head, row0 + row, col0 + col);
+            const uint32_t elements =
+                keep_bits_of_elements<8>(dropout, head, [&](int) { return row0 + row; }, [&](int i) { return col0 + col + i; });
+            for (int i = 0; i < 8; ++i)
+                part.put(kCalls, row, col + i, keep >> i), part.put(kElement, row, col + i, elements >> i);
+        }
+    part.rows<2, 2, 4>(kTwoRows);
+    part.rows<4, 4, 2>(kFourRows);
+    for (int row = lane / 4; row < kSide; row += 16) {
+        const uint32_t keep = keep_bits_of_pairs<2, 4>(dropout, head, col0, lane, [&](int r) { return row0 + row + r * 8; });
+        for (int i = 0; i < 32; ++i)
+            part.put(kPairs, row + i / 4 % 2 * 8, i / 8 * 16 + i / 2 % 2 * 8 + lane % 4 * 2 + i % 2, keep >> i);
+    }
+    part.transposed<8, 2>(kSideBySide);
+    part.transposed<8, 1>(kLongColumns);
+    part.transposed<4, 2>(kSquare);
+    part.transposed<1, 1>(kOneBlock);
 }
 
 struct Place {
@@ -97,60 +140,57 @@ struct Place {
 };
 
 // Returns how many probabilities are kept.
-int check_mask(blocks::Check& check_kept, blocks::Check (&checks)[kWays], const libflash::Dropout& dropout, const Place& at,
-               bool in_memory) {
+int check_mask(blocks::Check (&checks)[kWays], const libflash::Dropout& dropout, const Place& at, bool in_memory) {
     const blocks::Device<uint64_t> state(std::vector<uint64_t>{dropout.seed, dropout.offset});
     libflash::Dropout given = dropout;
     if (in_memory) given.seed = given.offset = 0, given.state = state.get();
-    const blocks::Device<uint32_t> words(kWays * kWords, 0);
-    const blocks::Device<uint8_t> mask(kWays * kWords, 2);
+    const blocks::Device<uint8_t> mask(kWays * kElements, 2);
     const uint64_t sequence_head = static_cast<uint64_t>(at.batch) * at.heads + at.head, seed = dropout.seed,
                    offset = dropout.offset;
-    words_of_scores<<<kWords / 128, 32>>>(dropout_params(given), static_cast<uint32_t>(sequence_head), at.first_row, at.first_col,
-                                          words.get(), mask.get());
+    masks<<<1, 32>>>(dropout_params(given), static_cast<uint32_t>(sequence_head), at.first_row, at.first_col, mask.get());
     blocks::finish("dropout");
-    const std::vector<uint32_t> got = words.read();
     const std::vector<uint8_t> kept = mask.read();
     const uint32_t key[2] = {static_cast<uint32_t>(seed % (uint64_t{1} << 32)), static_cast<uint32_t>(seed >> 32)};
     const uint32_t mix = static_cast<uint32_t>(offset) ^ static_cast<uint32_t>((offset >> 32) * 0x9E3779B9u);
+    const double threshold = std::fmin(std::floor(dropout.p * 65536 + 0.5), 65535);
     int kept_here = 0;
-    for (int i = 0; i < kWords; ++i) {
-        const int row = at.first_row + i / kCols, col = at.first_col + i % kCols;
-        uint32_t expected[4];
-        reference({static_cast<uint32_t>(col / 4), static_cast<uint32_t>(row), static_cast<uint32_t>(sequence_head), mix}, key,
-                  expected);
-        const bool is_kept = expected[col % 4] >= std::floor(dropout.p * 4294967296.0);
-        kept_here += is_kept;
-        for (int way = 0; way < kWays; ++way) {
-            checks[way].equal(got[way * kWords + i], expected[col % 4], "seed %llx offset %llx head %llu row %d col %d",
-                              static_cast<unsigned long long>(seed), static_cast<unsigned long long>(offset),
+    for (int i = 0; i < kElements; ++i) {
+        const int row = at.first_row + i / kSide, col = at.first_col + i % kSide;
+        uint32_t words[4];
+        reference({static_cast<uint32_t>(col / 8), static_cast<uint32_t>(row), static_cast<uint32_t>(sequence_head), mix}, key,
+                  words);
+        const uint32_t word = words[col % 8 / 2], number = col % 2 ? word / 65536 : word % 65536;
+        const bool expected = number >= threshold;
+        kept_here += expected;
+        for (int way = 0; way < kWays; ++way)
+            checks[way].equal(kept[way * kElements + i], expected, "p %g seed %llx offset %llx head %llu row %d col %d",
+                              dropout.p, static_cast<unsigned long long>(seed), static_cast<unsigned long long>(offset),
                               static_cast<unsigned long long>(sequence_head), row, col);
-            check_kept.equal(kept[way * kWords + i], is_kept, "p %g: row %d col %d, %s", dropout.p, row, col, kNames[way]);
-        }
     }
     return kept_here;
 }
 
 void check_masks() {
-    blocks::Check checks[kWays] = {blocks::Check(kNames[kPlain]), blocks::Check(kNames[kOfRow]),
-                                   blocks::Check(kNames[kTransposed])};
-    blocks::Check mask("the mask of dropout");
+    blocks::Check checks[kWays] = {
+        blocks::Check(kNames[0]), blocks::Check(kNames[1]), blocks::Check(kNames[2]),
+        blocks::Check(kNames[3]), blocks::Check(kNames[4]), blocks::Check(kNames[5]),
+        blocks::Check(kNames[6]), blocks::Check(kNames[7]), blocks::Check(kNames[8]),
+    };
+    blocks::Check counts("how many probabilities a mask keeps");
     const uint64_t numbers[] = {0, 0x123456789abcdef0u, ~uint64_t{0}, uint64_t{1} << 32};
-    const Place places[] = {{0, 1, 0, 0, 0}, {3, 5, 4, 1000, 120}, {70000, 70000, 69999, (1 << 29) - 24, (1 << 29) - 104}};
-    int some = 0, problems = 0;
-    for (const double p : {0.0, 0x1p-33, 0.1, 0.9375, 1 - 0x1p-40})
+    const Place places[] = {{0, 1, 0, 0, 0}, {3, 5, 4, 1000, 120}, {70000, 70000, 69999, (1 << 29) - 64, (1 << 29) - 72}};
+    for (const double p : {0.0, 0x1p-17, 0.1, 0.9375, 1 - 0x1p-40})
         for (const uint64_t seed : numbers)
             for (const uint64_t offset : numbers)
                 for (const Place& at : places) {
                     libflash::Dropout dropout;
                     dropout.p = p, dropout.seed = seed, dropout.offset = offset;
                     for (const bool in_memory : {false, true}) {
-                        const int count = check_mask(mask, checks, dropout, at, in_memory);
-                        some += count > 0 && count < kWords;
-                        problems += p >= 0.1 && p < 0.99;
+                        const double kept = check_mask(checks, dropout, at, in_memory), mean = kElements * (1 - p);
+                        counts.at_most(std::fabs(kept - mean), 6 * std::sqrt(mean * p) + 2, "p %g seed %llx offset %llx", p,
+                                       static_cast<unsigned long long>(seed), static_cast<unsigned long long>(offset));
                     }
                 }
-    mask.at_most(problems - some, 0, "masks of medium p that keep all entries or drop all");
 }
 
 }  // namespace

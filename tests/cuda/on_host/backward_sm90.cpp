@@ -203,9 +203,7 @@ struct Problem {
     // 0, or the factor of the probabilities that dropout keeps.
     double keep_factor(int b, int h, int i, int j) const {
         if (!c.rare) return 1;
-        const uint4 words = dropout_words(kDropout, b * c.heads_q + h, i, j / 4 * 4);
-        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-        return word[j % 4] >= kDropout.threshold ? kDropout.keep_factor : 0;
+        return is_kept(kDropout, b * c.heads_q + h, i, j) ? kDropout.keep_factor : 0;
     }
 
     void solve_row(int b, int h, int i) {
@@ -350,7 +348,7 @@ struct Problem {
 
 // Whether a result of 0 in place of this exact value is an error: a number of the computation was too small for its type. (Not
 // with fp16, where probabilities below 2^-25 are 0. Larger values can be 0 where rounded terms of a row with few keys cancel.)
-bool is_lost(double exact) { return kWide && std::fabs(exact) > 0x1p-124 && std::fabs(exact) < 0x1p-20; }
+bool is_lost(double exact) { return kWide && std::fabs(exact) > 0x1p-124 && std::fabs(exact) < 0x1p-40; }
 
 // Checks the root mean square error relative to the exact values, that no value that bf16 can represent became 0, that rows
 // beyond a used length became 0, and that nothing between and after the sequences was overwritten.

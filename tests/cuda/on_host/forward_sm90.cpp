@@ -280,9 +280,7 @@ struct Problem {
     }
     bool kept(int b, int h, int i, int j) const {
         if (!c.rare || kWideHeads) return true;
-        const uint4 words = dropout_words(kDropout, b * c.heads_q + h, i, j / 4 * 4);
-        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-        return word[j % 4] >= kDropout.threshold;
+        return is_kept(kDropout, b * c.heads_q + h, i, j);
     }
 
     // Adds the squared errors of a row and the squares of its exact values.

@@ -78,9 +78,7 @@ struct Problem {
     }
     bool keeps(int row, int head, int key) const {
         if (!rare) return true;
-        const uint4 words = philox(make_uint4(key / 4, kFirstRow + row, kSequence * kAllHeads + kFirstHead + head, 9), 17, 4);
-        const uint32_t word[] = {words.x, words.y, words.z, words.w};
-        return word[key % 4] >= dropout().threshold;
+        return is_kept(dropout(), kSequence * kAllHeads + kFirstHead + head, kFirstRow + row, key);
     }
 
     void solve_row(int row, int head) {

@@ -100,9 +100,7 @@ struct Problem {
     bool keeps(int b, int h, int i, int j) const {
         if (!drops) return true;
         const uint32_t row = parted ? position(b, i) : i;
-        const uint4 words = philox(make_uint4(j / 4, row, b * kHeads + h, 9), 17, 4);
-        const uint32_t word[] = {words.x, words.y, words.z, words.w};
-        return word[j % 4] >= dropout().threshold;
+        return is_kept(dropout(), b * kHeads + h, row, j);
     }
 
     const double* key(int b, int h, int j) const { return &k[(key_at(b, j) * kKeyHeads + h / kGroup) * kDim]; }

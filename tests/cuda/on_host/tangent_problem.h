@@ -47,9 +47,7 @@ struct TangentProblem {
     // The factor of dropout.
     double keep(int row, int key, int head) const {
         if (!rare) return 1;
-        const uint4 w = dropout_words(dropout, head, row, key / 4 * 4);
-        const uint32_t words[] = {w.x, w.y, w.z, w.w};
-        return words[key % 4] >= dropout.threshold ? 1 / 0.75 : 0;
+        return is_kept(dropout, head, row, key) ? 1 / 0.75 : 0;
     }
 };
 
