@@ -28,30 +28,34 @@ struct RowBiasPairs {
                 pairs[r][n] = row + 8 * r < bias.rows ? *reinterpret_cast<const Pair*>(of_row + 8 * n) : Pair{};
         }
     }
+    // scores = factor * scores + bias.
     template <int kScores>
-    __device__ __forceinline__ void add_to(float (&scores)[kScores], int first) const {
+    __device__ __forceinline__ void add_to(float (&scores)[kScores], float factor, int first) const {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
 #pragma unroll
             for (int n = 0; n < kKeys / 8; ++n) {
-                scores[first / 2 + 4 * n + 2 * r] += pairs[r][n].low();
-                scores[first / 2 + 4 * n + 2 * r + 1] += pairs[r][n].high();
+                float* const two = scores + first / 2 + 4 * n + 2 * r;
+                two[0] = fmaf(two[0], factor, pairs[r][n].low());
+                two[1] = fmaf(two[1], factor, pairs[r][n].high());
             }
     }
 };
 
-// Adds the bias of kKeys keys. Rows and keys that do not exist add nothing.
+// scores = factor * scores + bias, for kKeys keys. Of rows and keys that do not exist the results mean nothing.
 template <int kKeys, class Number>
-__device__ __forceinline__ void add_row_bias(float (&scores)[kKeys / 2], const ScoreRows<Number>& bias, int row, int lane) {
+__device__ __forceinline__ void add_row_bias(float (&scores)[kKeys / 2], float factor, const ScoreRows<Number>& bias, int row,
+                                             int lane) {
     constexpr int kPart = sizeof(Number) == 2 ? kKeys : 32;  // keys whose bias is in registers at the same time
     using Pairs = RowBiasPairs<kPart, Number>;
     if (!Pairs::loads(bias, kKeys))
-        return bias.template for_elements<kKeys>(row, lane, [&](int i, Number x) { scores[i] += to_float(x); });
+        return bias.template for_elements<kKeys>(row, lane,
+                                                 [&](int i, Number x) { scores[i] = fmaf(scores[i], factor, to_float(x)); });
 #pragma unroll
     for (int first = 0; first < kKeys; first += kPart) {
         Pairs pairs;
         pairs.load(bias, first, row, lane);
-        pairs.add_to(scores, first);
+        pairs.add_to(scores, factor, first);
     }
 }
 

@@ -17,18 +17,21 @@ struct RowMaskBits {
     __device__ __forceinline__ static bool loads(const MaskRows& mask) { return mask.loads(kKeys, 4); }
     // `row`: the lane's first row; row r is 8 r after it. Rows that do not exist hide nothing. The whole warp calls it.
     __device__ __forceinline__ void load(const MaskRows& mask, int row, int lane) {
-        constexpr int kPieces = kKeys / 64;
         const bool whole = mask.loads(kKeys, 16);
+        take(lane, [&](int r, int key) {
+            if (row + 8 * r >= mask.rows) return make_uint4(~0u, ~0u, ~0u, ~0u);
+            return load_mask_bytes(mask.first + (row + 8 * r) * mask.row_stride + key, whole);
+        });
+    }
+    // bytes_of(r, key): 16 bytes of row r, from this key on. The whole warp calls it.
+    template <class BytesOf>
+    __device__ __forceinline__ void take(int lane, const BytesOf& bytes_of) {
+        constexpr int kPieces = kKeys / 64;
         uint4 pieces[2][kPieces];
 #pragma unroll
         for (int r = 0; r < 2; ++r)
 #pragma unroll
-            for (int i = 0; i < kPieces; ++i) {
-                pieces[r][i] = make_uint4(~0u, ~0u, ~0u, ~0u);
-                if (row + 8 * r < mask.rows)
-                    pieces[r][i] =
-                        load_mask_bytes(mask.first + (row + 8 * r) * mask.row_stride + 64 * i + (lane & 3) * 16, whole);
-            }
+            for (int i = 0; i < kPieces; ++i) pieces[r][i] = bytes_of(r, 64 * i + (lane & 3) * 16);
         if constexpr (kWordOfRow) {
             words[0] = of_lane(hidden_keys(pieces[0][0]) | hidden_keys(pieces[0][1]) << 4, lane);
             words[1] = of_lane(hidden_keys(pieces[1][0]) | hidden_keys(pieces[1][1]) << 4, lane);

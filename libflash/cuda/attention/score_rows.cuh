@@ -45,17 +45,18 @@ struct ScoreRows {
     // Transposed: element 4 n + 2 k + e is of row `row` + 8 n + 2 (lane % 4) + e and of key 8 k + lane / 4.
     template <int kRows, class Rule>
     __device__ __forceinline__ void for_transposed_elements(int row, int lane, const Rule& rule) const {
-        const int first_row = row + (lane & 3) * 2, key = lane >> 2, left = rows - first_row;
-        const Number* of_rows = first + first_row * row_stride + key * key_stride;
-        const bool has_key[2] = {key < keys, key + 8 < keys};
+        // One pointer at a time, because there are few registers.
 #pragma unroll
-        for (int n = 0; n < kRows / 8; ++n) {
+        for (int k = 0; k < 2; ++k)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (8 * n + i % 2 < left && has_key[i / 2])
-                    rule(4 * n + i, of_rows[i % 2 * row_stride + 8 * (i / 2) * key_stride]);
-            of_rows += 8 * row_stride;
-        }
+            for (int e = 0; e < 2; ++e) {
+                const int first_row = row + (lane & 3) * 2 + e, key = 8 * k + (lane >> 2);
+                const int left = key < keys ? rows - first_row : 0;
+                const Number* at = first + first_row * row_stride + key * key_stride;
+#pragma unroll
+                for (int n = 0; n < kRows / 8; ++n, at += 8 * row_stride)
+                    if (8 * n < left) rule(4 * n + 2 * k + e, *at);
+            }
     }
 };
 

@@ -5,7 +5,7 @@
 #include "cuda/attention/dropout.cuh"
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/quick_softcap.cuh"
-#include "cuda/attention/rare_gradients.cuh"
+#include "cuda/attention/scores.cuh"
 #include "cuda/attention/transposed_bias.cuh"
 #include "cuda/attention/transposed_mask.cuh"
 #include "cuda/sm90/backward_scores.cuh"
@@ -22,16 +22,15 @@ struct BackwardRareOptions {
 
     // The position of a lane's scores in the matrix of scores.
     struct ChunkOrigin {
-        int head;                  // query head
-        int row, key;              // the lane's first query row and key in their sequences
-        const float4* statistics;  // statistics[4 * n]: (LSE, delta) of the two rows in elements 4 n to 4 n + 3
+        int head;          // query head
+        int row, key;      // the lane's first query row and key in their sequences
+        int stage, first;  // the stage that holds the statistics, and the chunk's first query in it
     };
     // The origin for the queries of a tile from `first` on, and the warp's keys. `stage`: holds the tile.
     __device__ __forceinline__ ChunkOrigin origin(const QueryTilePosition& at, int stage, int first, int first_key,
                                                   int lane) const {
         return {at.head, at.tile * Traits::kBlockM + first + (lane & 3) * 2,
-                context.tile().tiles.first_col + first_key + (lane >> 2),
-                reinterpret_cast<const float4*>(context.tiles.statistics(stage) + first + (lane & 3) * 2)};
+                context.tile().tiles.first_col + first_key + (lane >> 2), stage, first};
     }
 
     // Of the lane's scores of several queries, a bit each: whether dropout keeps it, and whether the boolean mask hides it. They
@@ -45,12 +44,23 @@ struct BackwardRareOptions {
         return {keep_bits<kQueries>(origin, lane), hidden_bits<kQueries>(origin, lane)};
     }
 
-    // Turns the dot products s and dp into P and dS.
+    // Turns the dot products s and dp into P and dS. The options are applied one after another, because each pass over the scores
+    // needs few registers.
     __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, bool edge) const {
-        const float factor = context.params.rare.dropout.keep_factor;
-        apply(s, dp, origin, of, edge, [=](const GradientElement& x, float slope, bool kept) {
-            return ((kept ? x.dp * factor : 0.0f) - x.delta) * slope;
-        });
+        const RareParams& rare = context.params.rare;
+        const float factor = rare.dropout.keep_factor;
+        const auto kept_term = [&](int i, float delta) { return of.keep >> i & 1 ? fmaf(dp[i], factor, -delta) : -delta; };
+        const bool capped = rare.softcap > 0.0f;
+        scale_and_cap(s);
+        if (capped) multiply_by_slopes(dp, s, origin, kept_term);
+        add_and_hide(s, origin, of.hidden, edge);
+        if (capped) {
+            multiply_by_probabilities(s, dp, origin, of.keep, [&](int i, float) { return dp[i]; });
+        } else if (rare.dropout.active) {
+            multiply_by_probabilities(s, dp, origin, of.keep, kept_term);
+        } else {
+            multiply_by_probabilities(s, dp, origin, ~0u, [&](int i, float delta) { return dp[i] - delta; });
+        }
     }
 
     // For consumers that divide the products, where only the other warpgroup has dP. Turns the dot products into P times
@@ -58,7 +68,10 @@ struct BackwardRareOptions {
     // bit where dropout removes the probability (differentiate_kept()). `of`: its first bits are those of the chunk.
     __device__ __forceinline__ void apply_to_values(Scores& s, Scores& weights, const ChunkOrigin& origin, const Bits& of,
                                                     bool edge) const {
-        apply(s, weights, origin, of, edge, [](const GradientElement&, float slope, bool) { return slope; });
+        scale_and_cap(s);
+        multiply_by_slopes(weights, s, origin, [](int, float) { return 1.0f; });
+        add_and_hide(s, origin, of.hidden, edge);
+        multiply_by_probabilities(s, weights, origin, of.keep, [&](int i, float) { return weights[i]; });
 #pragma unroll
         for (int i = 0; i < kScores; ++i) weights[i] = of.keep >> i & 1 ? fabsf(weights[i]) : -fabsf(weights[i]);
     }
@@ -95,70 +108,100 @@ private:
     __device__ __forceinline__ uint32_t hidden_bits(const ChunkOrigin& origin, int lane) const {
         const ScoreParams& mask = context.params.rare.mask;
         if (!mask.data) return 0;
-        const auto& tiles = context.tile().tiles;
-        const uint8_t* const of_head =
-            static_cast<const uint8_t*>(mask.data) + context.tile().work.batch * mask.stride[0] + origin.head * mask.stride[1];
-        const MaskRows rows(mask, of_head, origin.key - (lane >> 2), tiles.length_q, tiles.length_k);
+        const MaskRows rows = rows_of<uint8_t>(mask, rules(origin).mask, origin, lane);
         return cuda::hidden_bits<kQueries>(rows, origin.row - (lane & 3) * 2, lane);
     }
 
-    // The steps of apply_rare_steps(). The mask is in `bits`, and the bias is added here.
-    template <class Differentiate>
-    struct Steps {
-        const BackwardContext<Traits>& context;
-        const ChunkOrigin& origin;
-        Scores& scores;
-        uint32_t hidden;
-        bool edge;
-        int lane;
-        const Differentiate& differentiate_element;
+    __device__ __forceinline__ ScoreRules<T> rules(const ChunkOrigin& origin) const {
+        const auto& tiles = context.tile().tiles;
+        ScoreRules<T> of_head;
+        of_head.init(context.params.rare, tiles.batch, origin.head, tiles.length_k - tiles.length_q);
+        return of_head;
+    }
+    // The bias or the mask from the warp's first key on.
+    template <class Number>
+    __device__ __forceinline__ ScoreRows<Number> rows_of(const ScoreParams& tensor, const void* of_head,
+                                                         const ChunkOrigin& origin, int lane) const {
+        const auto& tiles = context.tile().tiles;
+        return {tensor, of_head, origin.key - (lane >> 2), tiles.length_q, tiles.length_k};
+    }
+    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x & 31); }
 
-        __device__ __forceinline__ bool before_softcap() const { return true; }
-        __device__ __forceinline__ float largest_exponent() const { return exponent_shift<T>() + Traits::kProbabilityShift; }
-        __device__ __forceinline__ float differentiate(const GradientElement& x, float slope, bool kept) const {
-            return differentiate_element(x, slope, kept);
-        }
-        template <class ForAll>
-        __device__ __forceinline__ void scale(float softmax_scale, const ForAll& for_all) const {
-            scale_and_cap_quickly(context.params.rare, softmax_scale, for_all);
-        }
-        __device__ __forceinline__ void apply_own(ScoreRules<T>& rules) const {
-            if (rules.bias) context.params.rare.bias.is_float ? add_bias<float>(rules.bias) : add_bias<T>(rules.bias);
-            rules.bias = nullptr, rules.mask = nullptr;
-        }
-        template <class Number>
-        __device__ __forceinline__ void add_bias(const void* of_head) const {
-            const auto& tiles = context.tile().tiles;
-            const ScoreRows<Number> bias(context.params.rare.bias, of_head, origin.key - (lane >> 2), tiles.length_q,
-                                         tiles.length_k);
-            add_transposed_bias<kChunk>(scores, bias, origin.row - (lane & 3) * 2, lane);
-        }
-        __device__ __forceinline__ void hide() const {
-            const auto& tiles = context.tile().tiles;
+    // Whether the scores are multiplied by softmax_scale before other options. Otherwise P is computed from the dot products.
+    __device__ __forceinline__ bool in_natural_units() const {
+        const RareParams& rare = context.params.rare;
+        return rare.softcap > 0.0f || rare.alibi_slopes.data || rare.bias.data || !(context.params.scale_log2 > 0.0f);
+    }
+    __device__ __forceinline__ void scale_and_cap(Scores& s) const {
+        if (!in_natural_units()) return;
+        scale_and_cap_quickly(context.params.rare, context.params.softmax_scale, [&](const auto& rule) {
+#pragma unroll
+            for (int i = 0; i < kScores; ++i) rule(s[i], 0, 0);
+        });
+    }
+    // x[i] = term(i, delta) times the slope of the softcap at the capped score s[i].
+    template <class Term>
+    __device__ __forceinline__ void multiply_by_slopes(Scores& x, const Scores& s, const ChunkOrigin& origin,
+                                                       const Term& term) const {
+        const float cap = context.params.rare.softcap, inverse = cap > 0.0f ? 1.0f / cap : 0.0f;
+        for_elements(origin, [&](int i, float, float delta) {
+            const float capped = s[i] * inverse;
+            x[i] = term(i, delta) * fmaf(-capped, capped, 1.0f);
+        });
+    }
+    // ALiBi, bias and masks.
+    __device__ __forceinline__ void add_and_hide(Scores& s, const ChunkOrigin& origin, uint32_t hidden, bool edge) const {
+        const RareParams& rare = context.params.rare;
+        if (rare.alibi_slopes.data) subtract_alibi(s, origin);
+        if (rare.bias.data) rare.bias.is_float ? add_bias<float>(s, origin) : add_bias<T>(s, origin);
+        if (rare.mask.data) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i)
-                if (hidden >> i & 1) scores[i] = -INFINITY;
-            if (edge) mask_edge_transposed(tiles, origin.row, origin.key, -INFINITY, scores);
+                if (hidden >> i & 1) s[i] = -INFINITY;
         }
-    };
-
-    template <class Differentiate>
-    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, bool edge,
-                                          const Differentiate& differentiate) const {
-        const auto& tiles = context.tile().tiles;
-        const auto at = [&](int i) -> GradientElement {
-            const float4 f = origin.statistics[i / 4 * 4];
-            return {s[i],
-                    dp[i],
-                    origin.row + i / 4 * 8 + i % 2,
-                    origin.key + i / 2 % 2 * 8,
-                    (i % 2 ? f.z : f.x) - Traits::kProbabilityShift,
-                    i % 2 ? f.w : f.y};
-        };
-        const Steps<Differentiate> steps{context, origin, s, of.hidden, edge, static_cast<int>(threadIdx.x & 31), differentiate};
-        apply_rare_steps<T, kScores>(context.params.rare, context.params.softmax_scale, tiles, tiles.length_k - tiles.length_q,
-                                     origin.head, of.keep, at, steps);
+        if (edge) mask_edge_transposed(context.tile().tiles, origin.row, origin.key, -INFINITY, s);
     }
+    // As cuda::subtract_alibi(); below 2^24 the distances are exact.
+    __device__ __forceinline__ void subtract_alibi(Scores& s, const ChunkOrigin& origin) const {
+        const ScoreRules<T> of_head = rules(origin);
+        const float distance = static_cast<float>(origin.row + of_head.alibi_shift - origin.key);
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+            s[i] = fmaf(-of_head.slope, fabsf(distance + static_cast<float>(row_of(i) - key_of(i))), s[i]);
+    }
+    template <class Number>
+    __device__ __forceinline__ void add_bias(Scores& s, const ChunkOrigin& origin) const {
+        const ScoreRows<Number> bias = rows_of<Number>(context.params.rare.bias, rules(origin).bias, origin, lane());
+        add_transposed_bias<kChunk>(s, bias, origin.row - (lane() & 3) * 2, lane());
+    }
+    // x[i] = P term(i, delta), and s becomes P. P is 0 where dropout removes the probability, x is not.
+    template <class Term>
+    __device__ __forceinline__ void multiply_by_probabilities(Scores& s, Scores& x, const ChunkOrigin& origin, uint32_t keep,
+                                                              const Term& term) const {
+        const float unit = in_natural_units() ? kLog2e : context.params.scale_log2;
+        constexpr float kLargestExponent = exponent_shift<T>() + Traits::kProbabilityShift;
+        for_elements(origin, [&](int i, float lse_log2, float delta) {
+            const float exponent = fmaf(s[i], unit, BackwardScores<Traits>::shifted(-lse_log2));
+            const float p = exp2_approx(min_or_nan(exponent, kLargestExponent));
+            x[i] = p * term(i, delta);
+            s[i] = keep >> i & 1 ? p : 0.0f;
+        });
+    }
+
+    // Calls rule(i, LSE, delta) for all elements.
+    template <class Rule>
+    __device__ __forceinline__ void for_elements(const ChunkOrigin& origin, const Rule& rule) const {
+        const uint32_t statistics = shared_address(context.tiles.statistics(origin.stage) + origin.first + (lane() & 3) * 2);
+#pragma unroll
+        for (int i = 0; i < kScores; i += 4) {
+            const float4 two = load_shared_16(statistics + i / 4 * BackwardScores<Traits>::kEightQueries);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) rule(i + e, e % 2 ? two.z : two.x, e % 2 ? two.w : two.y);
+        }
+    }
+    // Row and key of element i, relative to those of element 0.
+    __device__ __forceinline__ static constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
+    __device__ __forceinline__ static constexpr int key_of(int i) { return i / 2 % 2 * 8; }
 };
 
 }  // namespace libflash::cuda::sm90

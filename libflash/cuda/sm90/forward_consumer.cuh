@@ -148,7 +148,7 @@ private:
         const TileInfo tile_info = tile_info_of(c);
         wgmma_wait<0>();
         wgmma_fence_operand(c.s);
-        release_k(c, tile_info);
+        if constexpr (!Traits::kScoreTiles) release_k(c, tile_info);
         float factor[2];
         softmax_step(c, tile_info, factor);
         skip_values(c);
@@ -184,7 +184,7 @@ private:
         wgmma_fence_operand(c.s);
         if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot));
         if constexpr (!Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
-        release_k(c, tile_info);
+        if constexpr (!Traits::kScoreTiles) release_k(c, tile_info);
         float factor[2];
         const bool rescale = softmax_step(c, tile_info, factor);
         if (!c.last) wait_for_next_k(c);  // here, while P V still runs; no product runs between P V and the next step
@@ -291,7 +291,8 @@ private:
         }
     }
 
-    // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
+    // Turns complete scores into probabilities; releases K if its stage has a score tile. Returns true if the sums of P V must be
+    // multiplied by `factor`.
     __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, float (&factor)[2]) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
         // Computed early. The first condition always holds; without it the compiler allocates registers differently.
@@ -299,7 +300,11 @@ private:
         if constexpr (Traits::kCopied) {
             if (context.params.k_scale.of_rows) scores.scale_columns(c.s, copied(tile_info).k_scale, c.thread);
         }
-        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled);
+        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled, context.tiles.scores(c.k.stage));
+        if constexpr (Traits::kScoreTiles) {
+            __syncwarp();
+            release_k(c, tile_info);
+        }
         if constexpr (Traits::kCopied) {
             if (tile_info.absent) scores.hide_absent_keys(c.s, copied(tile_info).absent, c.thread);
         } else if constexpr (Traits::kCache) {

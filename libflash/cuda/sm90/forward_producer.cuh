@@ -1,6 +1,7 @@
 // The producer warp of the sm_90a forward kernel: loads Q, K and V of one work tile after another by TMA.
 #pragma once
 
+#include "cuda/ptx/copy_barrier.cuh"
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm90/forward_rare_options.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
@@ -14,6 +15,7 @@ struct ForwardProducer {
     using QTile = typename Traits::QTile;
     using KTile = typename Traits::KTile;
     using VTile = typename Traits::VTile;
+    using RareOptions = ForwardRareOptions<Traits>;
     static constexpr int kBlockN = Traits::kBlockN, kStages = Traits::kStages;
 
     const ForwardContext<Traits>& context;
@@ -108,12 +110,12 @@ protected:
         do {
             next = visible.next();
             if constexpr (Traits::kRareOptions) {
-                if (next >= 0) ForwardRareOptions<Traits>{context}.prefetch(work_tile, next, static_cast<int>(threadIdx.x & 31));
+                if (next >= 0) RareOptions{context}.prefetch(work_tile, next, static_cast<int>(threadIdx.x & 31));
             }
             if (found < 0 && next < 0) found = (work_tile.keys.length_k + kBlockN - 1) / kBlockN;
             // A tile is loaded only when the next tile has been searched for, because the TileWord says whether another tile
             // follows.
-            if (p.leader && found >= 0) {
+            if (found >= 0) {
                 load_visible_tile(p, work_tile, TileWord::of(found, next < 0), first);
                 first = false;
             }
@@ -122,14 +124,33 @@ protected:
         if (p.leader) load_v(p, work_tile, loaded_tile(p, 1));
     }
     __device__ __forceinline__ void load_visible_tile(State& p, const WorkTile& work_tile, TileWord word, bool first) const {
-        p.k.wait_empty();
-        context.storage.dynamic.tiles[p.k.stage] = word;
-        load_k(p, work_tile, word.tile());
+        if constexpr (Traits::kScoreTiles) {
+            load_with_scores(p, work_tile, word);
+        } else if (p.leader) {
+            p.k.wait_empty();
+            context.storage.dynamic.tiles[p.k.stage] = word;
+            load_k(p, work_tile, word.tile());
+        }
+        if (!p.leader) return;
         if (first) {
             load_q(p, work_tile, true);
         } else {
             load_v(p, work_tile, loaded_tile(p, 2));
         }
+    }
+    // K and the score tile of its stage. All lanes keep the state of the pipeline of K.
+    __device__ __forceinline__ void load_with_scores(State& p, const WorkTile& work_tile, TileWord word) const {
+        const PipelineState<kStages> k = p.k;
+        if (p.leader) {
+            k.wait_empty();
+            context.storage.dynamic.tiles[k.stage] = word;
+            load_k(p, work_tile, word.tile());
+        } else {
+            p.k.advance();
+        }
+        __syncwarp();
+        RareOptions{context}.copy(context.tiles.scores(k.stage), work_tile, word.tile(), static_cast<int>(threadIdx.x & 31));
+        arrive_after_copies(k.full());
     }
     // The tile whose K was loaded last (1), or the one before it (2).
     __device__ __forceinline__ int loaded_tile(const State& p, int back) const {

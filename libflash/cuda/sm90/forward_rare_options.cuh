@@ -20,19 +20,41 @@ struct ForwardRareOptions {
     using Thread = ForwardConsumerThread;
     static constexpr int kBlockN = Traits::kBlockN, kScores = kBlockN / 2;
     using Scores = float[kScores];
+    using ScoreTile = typename Traits::ScoreTile;
 
     const ForwardContext<Traits>& context;
 
-    // Prefetches the bias and the mask of a key tile into L2. A warp calls it.
+    // What the score tile of a stage holds.
+    enum class Copied { nothing, bias, mask };
+    __device__ __forceinline__ Copied copied(const WorkTile& work_tile, int tile) const {
+        if constexpr (Traits::kScoreTiles) {
+            const RareParams& rare = context.params.rare;
+            if (rare.bias.data && !rare.bias.is_float && ScoreTile::can_copy(bias_rows<T>(work_tile, tile))) return Copied::bias;
+            if (rare.mask.data && ScoreTile::can_copy(mask_rows(work_tile, tile))) return Copied::mask;
+        }
+        return Copied::nothing;
+    }
+    // Begins to copy it. A warp calls it.
+    __device__ __forceinline__ void copy(const ScoreTile& to, const WorkTile& work_tile, int tile, int lane) const {
+        const Copied copied = this->copied(work_tile, tile);
+        const int first_row = work_tile.keys.first_row;
+        if (copied == Copied::bias) to.copy(bias_rows<T>(work_tile, tile), first_row, lane);
+        if (copied == Copied::mask) to.copy(mask_rows(work_tile, tile), first_row, lane);
+    }
+    // Prefetches into L2 what is not copied of the bias and the mask of a key tile. A warp calls it.
     __device__ __forceinline__ void prefetch(const WorkTile& work_tile, int tile, int lane) const {
         const RareParams& rare = context.params.rare;
-        if (rare.bias.data) prefetch_rows(rare.bias, work_tile.rules.bias, rare.bias.is_float ? 4 : 2, work_tile, tile, lane);
-        if (rare.mask.data) prefetch_rows(rare.mask, work_tile.rules.mask, 1, work_tile, tile, lane);
+        const Copied has_copy = copied(work_tile, tile);
+        if (rare.bias.data && has_copy != Copied::bias)
+            prefetch_rows(rare.bias, work_tile.rules.bias, rare.bias.is_float ? 4 : 2, work_tile, tile, lane);
+        if (rare.mask.data && has_copy != Copied::mask) prefetch_rows(rare.mask, work_tile.rules.mask, 1, work_tile, tile, lane);
     }
 
     // Turns dot products into scores, which softmax_scale() converts to base-2 units.
-    __device__ __forceinline__ void apply(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread) const {
+    __device__ __forceinline__ void apply(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread,
+                                          const ScoreTile& score_tile) const {
         const RareParams& rare = context.params.rare;
+        const Copied has_copy = copied(work_tile, tile);
         const int first_key = tile * kBlockN + (hide_from_compiler(thread.lane) & 3) * 2;
         const auto for_rows = [&](const auto& for_row) {
             for_accumulator_rows(s, [&](int, int r, const auto& for_scores) { for_row(thread.row(work_tile, r), for_scores); });
@@ -42,27 +64,44 @@ struct ForwardRareOptions {
                 for_scores([&](float& score, int key) { rule(score, row, first_key + key); });
             });
         };
-        if (in_natural_units()) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
+        // The bias is added by the multiplication with the scale, where no option is between them.
+        const bool scales_with_bias = rare.bias.data && !(rare.softcap > 0.0f) && !rare.alibi_slopes.data;
+        if (in_natural_units() && !scales_with_bias) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
         if (rare.alibi_slopes.data) subtract_alibi(work_tile.rules, first_key, for_rows);
         const int row = thread.row(work_tile, 0);
-        if (rare.bias.data) add_bias(s, work_tile, tile, row, thread.lane);
-        if (rare.mask.data)
-            hide_by_row_mask<kBlockN>(s, rows_of<uint8_t>(rare.mask, work_tile.rules.mask, work_tile, tile), row, thread.lane);
+        if (rare.bias.data) {
+            const float factor = scales_with_bias ? context.params.softmax_scale : 1.0f;
+            if (has_copy == Copied::bias) {
+                score_tile.template add_bias<T>(s, factor, thread);
+            } else {
+                add_bias(s, factor, work_tile, tile, row, thread.lane);
+            }
+        }
+        if (rare.mask.data) {
+            if (has_copy == Copied::mask) {
+                score_tile.hide(s, thread);
+            } else {
+                hide_by_row_mask<kBlockN>(s, mask_rows(work_tile, tile), row, thread.lane);
+            }
+        }
     }
     __device__ __forceinline__ float softmax_scale() const { return in_natural_units() ? kLog2e : context.params.scale_log2; }
 
 private:
     template <class Number>
-    __device__ __forceinline__ ScoreRows<Number> rows_of(const ScoreParams& tensor, const void* of_head,
-                                                         const WorkTile& work_tile, int tile) const {
-        return {tensor, of_head, tile * kBlockN, work_tile.q_rows.length, work_tile.keys.length_k};
+    __device__ __forceinline__ ScoreRows<Number> bias_rows(const WorkTile& work_tile, int tile) const {
+        return {context.params.rare.bias, work_tile.rules.bias, tile * kBlockN, work_tile.q_rows.length, work_tile.keys.length_k};
     }
-    __device__ __forceinline__ void add_bias(Scores& s, const WorkTile& work_tile, int tile, int row, int lane) const {
+    __device__ __forceinline__ MaskRows mask_rows(const WorkTile& work_tile, int tile) const {
+        return {context.params.rare.mask, work_tile.rules.mask, tile * kBlockN, work_tile.q_rows.length, work_tile.keys.length_k};
+    }
+    __device__ __forceinline__ void add_bias(Scores& s, float factor, const WorkTile& work_tile, int tile, int row,
+                                             int lane) const {
         const ScoreParams& bias = context.params.rare.bias;
         if (bias.is_float) {
-            add_row_bias<kBlockN>(s, rows_of<float>(bias, work_tile.rules.bias, work_tile, tile), row, lane);
+            add_row_bias<kBlockN>(s, factor, bias_rows<float>(work_tile, tile), row, lane);
         } else {
-            add_row_bias<kBlockN>(s, rows_of<T>(bias, work_tile.rules.bias, work_tile, tile), row, lane);
+            add_row_bias<kBlockN>(s, factor, bias_rows<T>(work_tile, tile), row, lane);
         }
     }
     // Of one (batch, head).

@@ -31,13 +31,14 @@ constexpr int kArrivalsOfCodes = 2 * (32 + 1) + 1;
 template <class Traits>
 struct ForwardSharedTiles {
     static constexpr int kBytes = Traits::kTileBytes;
-    uint32_t q_smem, k_smem, v_smem, codes_smem, out_smem;
+    uint32_t q_smem, k_smem, v_smem, scores_smem, codes_smem, out_smem;
 
     __device__ __forceinline__ explicit ForwardSharedTiles(const char* memory) {
         q_smem = shared_address(memory);
         k_smem = q_smem + Traits::kQStages * Traits::kQBytes;
         v_smem = k_smem + Traits::kStages * Traits::KTile::kBytes;
-        codes_smem = v_smem + Traits::kVStages * Traits::VTile::kBytes;
+        scores_smem = v_smem + Traits::kVStages * Traits::VTile::kBytes;
+        codes_smem = scores_smem + Traits::kStages * Traits::kScoreTileBytes;
         out_smem = codes_smem + Traits::kCodeStages * Traits::kCodeBytes;
     }
     __device__ __forceinline__ uint32_t q(int stage, int group) const {
@@ -45,6 +46,10 @@ struct ForwardSharedTiles {
     }
     __device__ __forceinline__ uint32_t k(int stage) const { return k_smem + stage * Traits::KTile::kBytes; }
     __device__ __forceinline__ uint32_t v(int stage) const { return v_smem + stage * Traits::VTile::kBytes; }
+    // Of a stage of K.
+    __device__ __forceinline__ typename Traits::ScoreTile scores(int stage) const {
+        return {scores_smem + stage * Traits::kScoreTileBytes};
+    }
     __device__ __forceinline__ uint32_t codes(int stage) const { return codes_smem + stage * Traits::kCodeBytes; }
     __device__ __forceinline__ uint32_t out(int warp) const { return out_smem + warp * Traits::OutTile::kBytes; }
     // The accumulators in shared memory of a consumer warp.
@@ -84,7 +89,7 @@ struct ForwardSharedStorage {
     // One thread calls it before the warps take their roles. `readers`: the thread blocks whose consumers release a stage of K or
     // V.
     __device__ __forceinline__ void init(int readers) {
-        k.init(readers * Traits::kConsumerWarps, Traits::kArrivalsOfLoads);
+        k.init(readers * Traits::kConsumerWarps, Traits::kArrivalsOfLoads + (Traits::kScoreTiles ? 32 : 0));
         v.init(readers * Traits::kConsumerWarps, Traits::kArrivalsOfLoads);
         for (int group = 0; group < Traits::kGroups; ++group) q[group].init(4);
         scheduled.init(Traits::kProducerWarps);

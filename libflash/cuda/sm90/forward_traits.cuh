@@ -7,6 +7,7 @@
 #include "cuda/config.h"
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_instance.h"
+#include "cuda/sm90/forward_score_tile.cuh"
 #include "cuda/sm90/online_softmax.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
@@ -76,15 +77,21 @@ struct ForwardTraits {
     // speed.
     static constexpr bool kTileInfoBeforeWait = kHeadDim == 128;
 
+    // Whether a stage of K also has the bias or the boolean mask of its keys (forward_score_tile.cuh).
+    static constexpr bool kScoreTiles = kRareOptions && kHeadDim <= 64;
+    using ScoreTile = ForwardScoreTile<kBlockM, kBlockN>;
+    static constexpr int kScoreTileBytes = kScoreTiles ? ScoreTile::kBytes : 0;
+
     // Stages of tiles of K and V as codes.
     static constexpr int kCodeStages = kCodes ? 3 : 0, kCodeBytes = kBlockN * kHeadDim;
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     // Of these for ForwardSharedStorage and alignment; copied keys have scales there (forward_shared_storage.cuh).
     static constexpr int kStorageBytes = 3 * 1024 + (kCopied ? 2 * config.stages * kBlockN * 8 : 0) + kCodeStages * kBlockN * 8;
     // With pairs of thread blocks a stage waits for more consumers and loads. A third stage takes the place of the output tiles.
-    static constexpr int kStages = config.stages + (kPairs && kHeadDim == 128 ? 1 : 0);
+    static constexpr int kStages = kScoreTiles ? 2 : config.stages + (kPairs && kHeadDim == 128 ? 1 : 0);
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kConsumerWarps * OutTile::kBytes;
-    static constexpr int kMinTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes) + kCodeStages * kCodeBytes;
+    static constexpr int kMinTileBytes =
+        kQBytes + kStages * (KTile::kBytes + VTile::kBytes + kScoreTileBytes) + kCodeStages * kCodeBytes;
     // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second
     // stage of Q, so that Q of the next work tile is loaded before the current one is done.
     static constexpr int kSpareBytes = kMaxSharedBytes - kStorageBytes - kMinTileBytes;
@@ -99,7 +106,8 @@ struct ForwardTraits {
                          kSumsOfWarpBytes = kSumsInShared * 4 * 32;
     static_assert(!kTmaStore || kSumsOfWarpBytes <= OutTile::kBytes);
     static constexpr int kTileBytes = kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes +
-                                      kCodeStages * kCodeBytes + (kTmaStore ? kOutBytes : kConsumerWarps * kSumsOfWarpBytes);
+                                      kStages * kScoreTileBytes + kCodeStages * kCodeBytes +
+                                      (kTmaStore ? kOutBytes : kConsumerWarps * kSumsOfWarpBytes);
 };
 
 }  // namespace libflash::cuda::sm90
