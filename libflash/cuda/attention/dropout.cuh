@@ -127,7 +127,7 @@ __device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutParams& dr
 }
 
 // Where dropout counts positions rather than rows and keys of the tensors, neighbouring keys need not have numbers of one call.
-// So each element has its own call. position_of(row) and position_of_key(col) give the positions.
+// So each element has its own call. row_of(i) and col_of(i) give the positions of element i.
 template <int kCount, class RowOf, class ColOf>
 __device__ __forceinline__ uint32_t keep_bits_of_elements(const DropoutParams& dropout, uint32_t batch_head, const RowOf& row_of,
                                                           const ColOf& col_of) {
