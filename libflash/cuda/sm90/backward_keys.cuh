@@ -1,9 +1,9 @@
 // The consumer warpgroup of backward_divided.cuh that computes dS and dK.
 #pragma once
 
+#include "cuda/sm90/backward_divided_options.cuh"
 #include "cuda/sm90/backward_divided_state.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
-#include "cuda/sm90/backward_rare_options.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -21,7 +21,7 @@ struct BackwardKeysWarpgroup {
     const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardScores<Traits> scores{context};
-    const BackwardRareOptions<Traits> options{context};
+    const BackwardDividedOptions<Traits> options{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 

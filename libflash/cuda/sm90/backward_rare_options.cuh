@@ -1,5 +1,5 @@
-// The scores of the general instance of the sm_90a backward kernel, with the rare options: from dot products to P and dS. The
-// layout is that of backward_scores.cuh, for kChunk queries at a time.
+// The scores of the general instance of the sm_90a backward kernel up to 128 channels, with the rare options: from dot products
+// to P and dS. The layout is that of backward_scores.cuh, for kChunk queries at a time.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -52,7 +52,10 @@ struct BackwardRareOptions {
         const auto kept_term = [&](int i, float delta) { return of.keep >> i & 1 ? fmaf(dp[i], factor, -delta) : -delta; };
         const bool capped = rare.softcap > 0.0f;
         scale_and_cap(s);
-        if (capped) multiply_by_slopes(dp, s, origin, kept_term);
+        if (capped) {
+            for_elements(origin, [&](int i, float, float delta) { dp[i] = kept_term(i, delta); });
+            multiply_by_slopes(dp, s);
+        }
         add_and_hide(s, origin, of.hidden, edge);
         if (capped) {
             multiply_by_probabilities(s, dp, origin, of.keep, [&](int i, float) { return dp[i]; });
@@ -60,39 +63,6 @@ struct BackwardRareOptions {
             multiply_by_probabilities(s, dp, origin, of.keep, kept_term);
         } else {
             multiply_by_probabilities(s, dp, origin, ~0u, [&](int i, float delta) { return dp[i] - delta; });
-        }
-    }
-
-    // For consumers that divide the products, where only the other warpgroup has dP. Turns the dot products into P times
-    // 2^kProbabilityShift; `weights` gets what the other warpgroup needs for dS: P times the slope of the softcap, with the sign
-    // bit where dropout removes the probability (differentiate_kept()). `of`: its first bits are those of the chunk.
-    __device__ __forceinline__ void apply_to_values(Scores& s, Scores& weights, const ChunkOrigin& origin, const Bits& of,
-                                                    bool edge) const {
-        scale_and_cap(s);
-        multiply_by_slopes(weights, s, origin, [](int, float) { return 1.0f; });
-        add_and_hide(s, origin, of.hidden, edge);
-        multiply_by_probabilities(s, weights, origin, of.keep, [&](int i, float) { return weights[i]; });
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) weights[i] = of.keep >> i & 1 ? fabsf(weights[i]) : -fabsf(weights[i]);
-    }
-
-    // dS for 16 queries from dP, x[8 * step] to x[8 * step + 7], and rounded weights of apply_to_values(). `statistics`: the
-    // shared address of those of the lane's first query.
-    template <int kCount>
-    __device__ __forceinline__ void differentiate_kept(float (&x)[kCount], const uint32_t (&weights)[4], int step,
-                                                       uint32_t statistics) const {
-        const float factor = context.params.rare.dropout.keep_factor;
-#pragma unroll
-        for (int i = 8 * step; i < 8 * step + 8; i += 4) {
-            const float4 two = load_shared_16(statistics + i / 4 * BackwardScores<Traits>::kEightQueries);
-#pragma unroll
-            for (int e = 0; e < 4; e += 2) {
-                const uint32_t pair = weights[(i % 8 + e) / 2];
-                const float low = pair & 0x8000u ? 0.0f : x[i + e] * factor;
-                const float high = pair & 0x80000000u ? 0.0f : x[i + e + 1] * factor;
-                x[i + e] = fabsf(low_of(pair, T())) * BackwardScores<Traits>::difference(low, two.y);
-                x[i + e + 1] = fabsf(high_of(pair, T())) * BackwardScores<Traits>::difference(high, two.w);
-            }
         }
     }
 
@@ -139,15 +109,14 @@ private:
             for (int i = 0; i < kScores; ++i) rule(s[i], 0, 0);
         });
     }
-    // x[i] = term(i, delta) times the slope of the softcap at the capped score s[i].
-    template <class Term>
-    __device__ __forceinline__ void multiply_by_slopes(Scores& x, const Scores& s, const ChunkOrigin& origin,
-                                                       const Term& term) const {
+    // Multiplies by the slopes of the softcap at the capped scores.
+    __device__ __forceinline__ void multiply_by_slopes(Scores& x, const Scores& s) const {
         const float cap = context.params.rare.softcap, inverse = cap > 0.0f ? 1.0f / cap : 0.0f;
-        for_elements(origin, [&](int i, float, float delta) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
             const float capped = s[i] * inverse;
-            x[i] = term(i, delta) * fmaf(-capped, capped, 1.0f);
-        });
+            x[i] *= fmaf(-capped, capped, 1.0f);
+        }
     }
     // ALiBi, bias and masks.
     __device__ __forceinline__ void add_and_hide(Scores& s, const ChunkOrigin& origin, uint32_t hidden, bool edge) const {
@@ -179,10 +148,9 @@ private:
     __device__ __forceinline__ void multiply_by_probabilities(Scores& s, Scores& x, const ChunkOrigin& origin, uint32_t keep,
                                                               const Term& term) const {
         const float unit = in_natural_units() ? kLog2e : context.params.scale_log2;
-        constexpr float kLargestExponent = exponent_shift<T>() + Traits::kProbabilityShift;
         for_elements(origin, [&](int i, float lse_log2, float delta) {
-            const float exponent = fmaf(s[i], unit, BackwardScores<Traits>::shifted(-lse_log2));
-            const float p = exp2_approx(min_or_nan(exponent, kLargestExponent));
+            const float exponent = fmaf(s[i], unit, -lse_log2);
+            const float p = exp2_approx(min_or_nan(exponent, exponent_shift<T>()));
             x[i] = p * term(i, delta);
             s[i] = keep >> i & 1 ? p : 0.0f;
         });

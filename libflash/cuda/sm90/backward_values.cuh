@@ -1,9 +1,9 @@
 // The consumer warpgroup of backward_divided.cuh that computes P and dV.
 #pragma once
 
+#include "cuda/sm90/backward_divided_options.cuh"
 #include "cuda/sm90/backward_divided_state.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
-#include "cuda/sm90/backward_rare_options.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -16,13 +16,13 @@ struct BackwardValuesWarpgroup {
     using Position = typename State::Position;
     using Scores = typename BackwardScores<Traits>::Scores;
     using Fragments = typename BackwardScores<Traits>::Fragments;
-    using Bits = typename BackwardRareOptions<Traits>::Bits;
+    using Bits = typename BackwardDividedOptions<Traits>::Bits;
 
     BackwardContext<Traits>& context;
     const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardScores<Traits> scores{context};
-    const BackwardRareOptions<Traits> options{context};
+    const BackwardDividedOptions<Traits> options{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
@@ -111,7 +111,7 @@ private:
     }
     // Turns S into rounded P, and stores the weights for dS.
     __device__ __forceinline__ void apply_options(State& c, Scores& x, Fragments& p, const Position& at, Bits bits) const {
-        using Chunk = typename BackwardRareOptions<Traits>::Scores;
+        using Chunk = typename BackwardDividedOptions<Traits>::Scores;
         constexpr int kChunk = Traits::kChunk, kSteps = kChunk / 16;
         const bool edge = query_tiles.is_edge(at.tile);
         c.gradients.wait_empty();

@@ -115,7 +115,7 @@ protected:
             if (found < 0 && next < 0) found = (work_tile.keys.length_k + kBlockN - 1) / kBlockN;
             // A tile is loaded only when the next tile has been searched for, because the TileWord says whether another tile
             // follows.
-            if (found >= 0) {
+            if ((Traits::kScoreTiles || p.leader) && found >= 0) {
                 load_visible_tile(p, work_tile, TileWord::of(found, next < 0), first);
                 first = false;
             }
@@ -126,12 +126,12 @@ protected:
     __device__ __forceinline__ void load_visible_tile(State& p, const WorkTile& work_tile, TileWord word, bool first) const {
         if constexpr (Traits::kScoreTiles) {
             load_with_scores(p, work_tile, word);
-        } else if (p.leader) {
+            if (!p.leader) return;
+        } else {
             p.k.wait_empty();
             context.storage.dynamic.tiles[p.k.stage] = word;
             load_k(p, work_tile, word.tile());
         }
-        if (!p.leader) return;
         if (first) {
             load_q(p, work_tile, true);
         } else {

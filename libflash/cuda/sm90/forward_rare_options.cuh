@@ -65,7 +65,9 @@ struct ForwardRareOptions {
             });
         };
         // The bias is added by the multiplication with the scale, where no option is between them.
-        const bool scales_with_bias = rare.bias.data && !(rare.softcap > 0.0f) && !rare.alibi_slopes.data;
+        // With more than 128 channels there are too few registers for this.
+        const bool scales_with_bias =
+            Traits::kHeadDim <= 128 && rare.bias.data && !(rare.softcap > 0.0f) && !rare.alibi_slopes.data;
         if (in_natural_units() && !scales_with_bias) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
         if (rare.alibi_slopes.data) subtract_alibi(work_tile.rules, first_key, for_rows);
         const int row = thread.row(work_tile, 0);
