@@ -3,13 +3,8 @@
 // backward_rare_options.cuh, whose passes have fewer instructions, but spill here.
 #pragma once
 
-#include "cuda/attention/dropout.cuh"
-#include "cuda/attention/edge_mask.cuh"
-#include "cuda/attention/quick_softcap.cuh"
 #include "cuda/attention/rare_gradients.cuh"
-#include "cuda/attention/transposed_bias.cuh"
-#include "cuda/attention/transposed_mask.cuh"
-#include "cuda/sm90/backward_scores.cuh"
+#include "cuda/sm90/backward_chunk_options.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -54,37 +49,10 @@ __device__ __forceinline__ void apply_rare_steps(const RareParams& rare, float s
 }
 
 template <class Traits>
-struct BackwardDividedOptions {
-    using T = typename Traits::T;
-    static constexpr int kChunk = Traits::kChunk, kScores = kChunk / 2;
-    using Scores = float[kScores];
-
-    const BackwardContext<Traits>& context;
-
-    // The position of a lane's scores in the matrix of scores.
-    struct ChunkOrigin {
-        int head;                  // query head
-        int row, key;              // the lane's first query row and key in their sequences
-        const float4* statistics;  // statistics[4 * n]: (LSE, delta) of the two rows in elements 4 n to 4 n + 3
-    };
-    // The origin for the queries of a tile from `first` on, and the warp's keys. `stage`: holds the tile.
-    __device__ __forceinline__ ChunkOrigin origin(const QueryTilePosition& at, int stage, int first, int first_key,
-                                                  int lane) const {
-        return {at.head, at.tile * Traits::kBlockM + first + (lane & 3) * 2,
-                context.tile().tiles.first_col + first_key + (lane >> 2),
-                reinterpret_cast<const float4*>(context.tiles.statistics(stage) + first + (lane & 3) * 2)};
-    }
-
-    // Of the lane's scores of several queries, a bit each: whether dropout keeps it, and whether the boolean mask hides it. They
-    // are found while the tensor cores compute the scores.
-    struct Bits {
-        uint32_t keep, hidden;
-    };
-    // Of kQueries queries. The whole warp calls it.
-    template <int kQueries>
-    __device__ __forceinline__ Bits bits(const ChunkOrigin& origin, int lane) const {
-        return {keep_bits<kQueries>(origin, lane), hidden_bits<kQueries>(origin, lane)};
-    }
+struct BackwardDividedOptions : BackwardChunkOptions<Traits> {
+    using Base = BackwardChunkOptions<Traits>;
+    using Base::context, Base::kScores, Base::kChunk;
+    using typename Base::Bits, typename Base::ChunkOrigin, typename Base::Scores, typename Base::T;
 
     // For consumers that divide the products, where only the other warpgroup has dP. Turns the dot products into P times
     // 2^kProbabilityShift; `weights` gets what the other warpgroup needs for dS: P times the slope of the softcap, with the sign
@@ -117,24 +85,6 @@ struct BackwardDividedOptions {
     }
 
 private:
-    template <int kQueries>
-    __device__ __forceinline__ uint32_t keep_bits(const ChunkOrigin& origin, int lane) const {
-        const DropoutParams& dropout = context.params.rare.dropout;
-        if (!dropout.active) return 0xffffffffu;
-        const uint32_t head = dropout_head(context.tile().work.batch, context.params.heads_q, origin.head);
-        return keep_bits_transposed<kQueries / 8, 1>(dropout, head, origin.row, origin.key - (lane >> 2), lane);
-    }
-    template <int kQueries>
-    __device__ __forceinline__ uint32_t hidden_bits(const ChunkOrigin& origin, int lane) const {
-        const ScoreParams& mask = context.params.rare.mask;
-        if (!mask.data) return 0;
-        const auto& tiles = context.tile().tiles;
-        const uint8_t* const of_head =
-            static_cast<const uint8_t*>(mask.data) + context.tile().work.batch * mask.stride[0] + origin.head * mask.stride[1];
-        const MaskRows rows(mask, of_head, origin.key - (lane >> 2), tiles.length_q, tiles.length_k);
-        return cuda::hidden_bits<kQueries>(rows, origin.row - (lane & 3) * 2, lane);
-    }
-
     // The steps of apply_rare_steps(). The mask is in `bits`, and the bias is added here.
     template <class Differentiate>
     struct Steps {
@@ -179,8 +129,10 @@ private:
     __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, bool edge,
                                           const Differentiate& differentiate) const {
         const auto& tiles = context.tile().tiles;
+        const auto* const statistics = reinterpret_cast<const float4*>(context.tiles.statistics(origin.stage) + origin.first +
+                                                                       (static_cast<int>(threadIdx.x) & 3) * 2);
         const auto at = [&](int i) -> GradientElement {
-            const float4 f = origin.statistics[i / 4 * 4];
+            const float4 f = statistics[i / 4 * 4];
             return {s[i],
                     dp[i],
                     origin.row + i / 4 * 8 + i % 2,

@@ -1,0 +1,108 @@
+// What the rare options of the sm_90a backward kernel need of a chunk of queries, whether the consumers divide the products
+// (backward_divided_options.cuh) or not (backward_rare_options.cuh). The layout is that of backward_scores.cuh, for kChunk queries.
+#pragma once
+
+#include "cuda/attention/dropout.cuh"
+#include "cuda/attention/edge_mask.cuh"
+#include "cuda/attention/quick_softcap.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/attention/transposed_bias.cuh"
+#include "cuda/attention/transposed_mask.cuh"
+#include "cuda/sm90/backward_scores.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct BackwardChunkOptions {
+    using T = typename Traits::T;
+    static constexpr int kChunk = Traits::kChunk, kScores = kChunk / 2;
+    using Scores = float[kScores];
+
+    const BackwardContext<Traits>& context;
+
+    // The position of a lane's scores in the matrix of scores.
+    struct ChunkOrigin {
+        int head;          // query head
+        int row, key;      // the lane's first query row and key in their sequences
+        int stage, first;  // the stage that holds the statistics, and the chunk's first query in it
+    };
+    // The origin for the queries of a tile from `first` on, and the warp's keys. `stage`: holds the tile.
+    __device__ __forceinline__ ChunkOrigin origin(const QueryTilePosition& at, int stage, int first, int first_key,
+                                                  int lane) const {
+        return {at.head, at.tile * Traits::kBlockM + first + (lane & 3) * 2,
+                context.tile().tiles.first_col + first_key + (lane >> 2), stage, first};
+    }
+
+    // Of the lane's scores of several queries, a bit each: whether dropout keeps it, and whether the boolean mask hides it. They
+    // are found while the tensor cores compute the scores.
+    struct Bits {
+        uint32_t keep, hidden;
+    };
+    // Of kQueries queries. The whole warp calls it.
+    template <int kQueries>
+    __device__ __forceinline__ Bits bits(const ChunkOrigin& origin, int lane) const {
+        return {keep_bits<kQueries>(origin, lane), hidden_bits<kQueries>(origin, lane)};
+    }
+
+protected:
+    template <int kQueries>
+    __device__ __forceinline__ uint32_t keep_bits(const ChunkOrigin& origin, int lane) const {
+        const DropoutParams& dropout = context.params.rare.dropout;
+        if (!dropout.active) return 0xffffffffu;
+        const uint32_t head = dropout_head(context.tile().work.batch, context.params.heads_q, origin.head);
+        return keep_bits_transposed<kQueries / 8, 1>(dropout, head, origin.row, origin.key - (lane >> 2), lane);
+    }
+    template <int kQueries>
+    __device__ __forceinline__ uint32_t hidden_bits(const ChunkOrigin& origin, int lane) const {
+        const ScoreParams& mask = context.params.rare.mask;
+        if (!mask.data) return 0;
+        const MaskRows rows = rows_of<uint8_t>(mask, rules(origin).mask, origin, lane);
+        return cuda::hidden_bits<kQueries>(rows, origin.row - (lane & 3) * 2, lane);
+    }
+
+    __device__ __forceinline__ ScoreRules<T> rules(const ChunkOrigin& origin) const {
+        const auto& tiles = context.tile().tiles;
+        ScoreRules<T> of_head;
+        of_head.init(context.params.rare, tiles.batch, origin.head, tiles.length_k - tiles.length_q);
+        return of_head;
+    }
+    // The bias or the mask from the warp's first key on.
+    template <class Number>
+    __device__ __forceinline__ ScoreRows<Number> rows_of(const ScoreParams& tensor, const void* of_head,
+                                                         const ChunkOrigin& origin, int lane) const {
+        const auto& tiles = context.tile().tiles;
+        return {tensor, of_head, origin.key - (lane >> 2), tiles.length_q, tiles.length_k};
+    }
+    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x & 31); }
+
+    // Multiplies by the slopes of the softcap at the capped scores.
+    __device__ __forceinline__ void multiply_by_slopes(Scores& x, const Scores& s) const {
+        const float cap = context.params.rare.softcap, inverse = cap > 0.0f ? 1.0f / cap : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+            const float capped = s[i] * inverse;
+            x[i] *= fmaf(-capped, capped, 1.0f);
+        }
+    }
+    template <class Number>
+    __device__ __forceinline__ void add_bias(Scores& s, const ChunkOrigin& origin) const {
+        const ScoreRows<Number> bias = rows_of<Number>(context.params.rare.bias, rules(origin).bias, origin, lane());
+        add_transposed_bias<kChunk>(s, bias, origin.row - (lane() & 3) * 2, lane());
+    }
+    // Calls rule(i, LSE, delta) for all elements.
+    template <class Rule>
+    __device__ __forceinline__ void for_elements(const ChunkOrigin& origin, const Rule& rule) const {
+        const uint32_t statistics = shared_address(context.tiles.statistics(origin.stage) + origin.first + (lane() & 3) * 2);
+#pragma unroll
+        for (int i = 0; i < kScores; i += 4) {
+            const float4 two = load_shared_16(statistics + i / 4 * BackwardScores<Traits>::kEightQueries);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) rule(i + e, e % 2 ? two.z : two.x, e % 2 ? two.w : two.y);
+        }
+    }
+    // Row and key of element i, relative to those of element 0.
+    __device__ __forceinline__ static constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
+    __device__ __forceinline__ static constexpr int key_of(int i) { return i / 2 % 2 * 8; }
+};
+
+}  // namespace libflash::cuda::sm90
