@@ -1,5 +1,6 @@
 // What the rare options of the sm_90a backward kernel need of a chunk of queries, whether the consumers divide the products
-// (backward_divided_options.cuh) or not (backward_rare_options.cuh). The layout is that of backward_scores.cuh, for kChunk queries.
+// (backward_divided_options.cuh) or not (backward_rare_options.cuh). The layout is that of backward_scores.cuh, for kChunk
+// queries.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
