@@ -20,8 +20,8 @@ __device__ __forceinline__ uint4 philox(uint4 counter, uint32_t key_low, uint32_
     return counter;
 }
 
-// The numbers of the keys col .. col + 7 (col a multiple of 8) of a row, two in each word, the first in its low half. The state
-// in device memory is loaded in each call, so that it takes no registers between calls.
+// The numbers of the eight keys of a row to which `col` belongs, two in each word, the first in its low half. The state in device
+// memory is loaded in each call, so that it takes no registers between calls.
 __device__ __forceinline__ uint4 dropout_numbers(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
     const auto numbers = [&](uint32_t seed_low, uint32_t seed_high, uint32_t offset_mix) {
         return philox(make_uint4(static_cast<uint32_t>(col) >> 3, static_cast<uint32_t>(row), batch_head, offset_mix), seed_low,
@@ -54,7 +54,7 @@ __device__ __forceinline__ bool is_kept(const DropoutParams& dropout, uint32_t b
     return (key & 1 ? word : word << 16) >= dropout.threshold;
 }
 
-// The number of a head that the counter of the generator contains.
+// The number of a head in the batch: the third word of the counter.
 __device__ __forceinline__ uint32_t dropout_head(int batch, int heads_q, int head) {
     return static_cast<uint32_t>(batch) * heads_q + head;
 }
@@ -62,22 +62,22 @@ __device__ __forceinline__ uint32_t dropout_head(int batch, int heads_q, int hea
 // The functions below return a bit for each element: whether it is kept. The generator needs many registers, so it runs in a loop
 // that is not unrolled. The whole warp calls them.
 
-// For kRows accumulator rows of this lane, row_of(i), and two neighbouring blocks of 8 keys from col_of(i) on, which is the same
-// for rows 2 i and 2 i + 1. Bit i * kRowBits + n * kBlockBits + e belongs to row i and key col_of(i) + 8 * n + 2 * (lane % 4) +
-// e. The four lanes that share rows make one call each for two rows and two blocks.
+// For kRows accumulator rows of this lane, row_of(i), and two neighbouring blocks of 8 keys from col_of(i) on; rows i and i + 1
+// (i even) have the same keys. Bit i * kRowBits + n * kBlockBits + e belongs to row i and key
+// col_of(i) + 8 * n + 2 * (lane % 4) + e. The four lanes that share rows make one call each for two rows and two blocks.
 template <int kRows, int kRowBits = 4, int kBlockBits = 2, class ColOf, class RowOf>
 __device__ __forceinline__ uint32_t keep_bits_at(const DropoutParams& dropout, uint32_t batch_head, int lane, const ColOf& col_of,
                                                  const RowOf& row_of) {
     static_assert(kRows == 2 || (kRows % 2 == 0 && kRows <= 8 && kRowBits == 4 && kBlockBits == 2));
     const int own_row = lane >> 1 & 1, own_block = lane & 1;
-    uint32_t called = 0;  // a byte for each two rows
+    uint32_t kept_by_call = 0;  // a byte for each two rows
 #pragma unroll 1
     for (int i = 0; i < kRows; i += 2)
-        called |= kept_keys(dropout, batch_head, row_of(i + own_row), col_of(i) + 8 * own_block) << 4 * i;
+        kept_by_call |= kept_keys(dropout, batch_head, row_of(i + own_row), col_of(i) + 8 * own_block) << 4 * i;
     uint32_t keep = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const uint32_t of_lane = __shfl_sync(0xffffffffu, called, (lane & ~3) | i) >> 2 * (lane & 3) & 0x03030303u;
+        const uint32_t of_lane = __shfl_sync(0xffffffffu, kept_by_call, (lane & ~3) | i) >> 2 * (lane & 3) & 0x03030303u;
         keep |= of_lane << (i / 2 * kRowBits + i % 2 * kBlockBits);
     }
     return keep;
@@ -109,18 +109,19 @@ __device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutParams& dr
                                                          int lane) {
     static_assert(kBlocks <= 8);
     const int first_row = row - (lane & 3) * 2;
-    uint32_t called = 0;  // a byte for each 8 keys
+    uint32_t kept_by_call = 0;  // a byte for each 8 keys
 #pragma unroll 1
     for (int i = 0; i < (kBlocks > 4 ? 4 : 2); ++i) {
         const int block = i / 2 * 4 + lane / 8;
-        called |= kept_keys(dropout, batch_head, first_row + block / kSlabs * 8 + lane % 8, col + block % kSlabs * 16 + i % 2 * 8)
-                  << 8 * i;
+        kept_by_call |=
+            kept_keys(dropout, batch_head, first_row + block / kSlabs * 8 + lane % 8, col + block % kSlabs * 16 + i % 2 * 8)
+            << 8 * i;
     }
     uint32_t keep = 0;
 #pragma unroll
     for (int i = 0; i < (kBlocks > 4 ? 8 : 2 * kBlocks); ++i) {
         const int caller = i / 2 * 8 + (lane & 3) * 2 + i % 2;
-        const uint32_t found = __shfl_sync(0xffffffffu, called, caller) >> (lane >> 2) & 0x01010101u;
+        const uint32_t found = __shfl_sync(0xffffffffu, kept_by_call, caller) >> (lane >> 2) & 0x01010101u;
         keep |= ((found | found >> 6) & 0x00050005u) << (i / 2 * 4 + i % 2);
     }
     return keep;

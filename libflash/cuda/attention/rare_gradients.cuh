@@ -1,4 +1,4 @@
-// Backward with the rare options: the operations on the transposed scores of a thread between the products.
+// Backward with the rare options: the operations on the scores of a thread between the products.
 //
 //   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)      both times 2^exponent_shift()
 #pragma once

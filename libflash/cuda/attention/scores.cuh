@@ -61,6 +61,17 @@ struct ScoreRules {
     }
 };
 
+// The Hopper kernels. Whether they multiply the dot products by softmax_scale before other options; otherwise softmax does.
+__device__ __forceinline__ bool are_in_natural_units(const RareParams& rare, float scale_log2) {
+    return rare.softcap > 0.0f || rare.alibi_slopes.data || rare.bias.data || !(scale_log2 > 0.0f);
+}
+// Whether one fma scales a score and adds the bias: without softcap and ALiBi, which are between. With more than 128 channels
+// there are too few registers. Forward and backward round alike, so that backward's scores are those of the LSE.
+template <int kHeadDim>
+__device__ __forceinline__ bool scales_with_bias(const RareParams& rare) {
+    return kHeadDim <= 128 && rare.bias.data && !(rare.softcap > 0.0f) && !rare.alibi_slopes.data;
+}
+
 // The options are applied in passes over all scores of a thread, one option after another, because each pass needs few registers.
 // for_all(rule) calls rule(score, row, col) for every score; for_each calls it only for scores whose row and key exist, and only
 // these passes read memory.

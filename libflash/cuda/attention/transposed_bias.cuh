@@ -7,15 +7,16 @@
 
 namespace libflash::cuda {
 
-// Adds the bias of kQueries query rows, from `row` on, to the scores of a lane: element 4 n + 2 k + e belongs to query
-// row + 8 n + 2 (lane % 4) + e and to key 8 k + lane / 4 of the warp's. Rows and keys that do not exist add nothing. The whole
-// warp calls it.
+// scores = factor * scores + bias, for kQueries query rows from `row` on: element 4 n + 2 k + e of a lane belongs to query
+// row + 8 n + 2 (lane % 4) + e and to key 8 k + lane / 4 of the warp's. Of rows and keys that do not exist the results mean
+// nothing. The whole warp calls it.
 template <int kQueries, class Number>
-__device__ __forceinline__ void add_transposed_bias(float (&scores)[kQueries / 2], const ScoreRows<Number>& bias, int row,
-                                                    int lane) {
+__device__ __forceinline__ void add_transposed_bias(float (&scores)[kQueries / 2], float factor, const ScoreRows<Number>& bias,
+                                                    int row, int lane) {
     using Pair = BiasPair<Number>;
     if (!bias.loads(16, sizeof(Pair)))
-        return bias.template for_transposed_elements<kQueries>(row, lane, [&](int i, Number x) { scores[i] += to_float(x); });
+        return bias.template for_transposed_elements<kQueries>(
+            row, lane, [&](int i, Number x) { scores[i] = fmaf(scores[i], factor, to_float(x)); });
     const int first_row = row + (lane >> 2);
     const Number* const of_lane = bias.first + first_row * bias.row_stride + (lane & 3) * 2;
     Pair pairs[kQueries / 8][2];
@@ -31,8 +32,9 @@ __device__ __forceinline__ void add_transposed_bias(float (&scores)[kQueries / 2
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
             pairs[n][k].transpose();
-            scores[4 * n + 2 * k] += pairs[n][k].low();
-            scores[4 * n + 2 * k + 1] += pairs[n][k].high();
+            float* const two = scores + 4 * n + 2 * k;
+            two[0] = fmaf(two[0], factor, pairs[n][k].low());
+            two[1] = fmaf(two[1], factor, pairs[n][k].high());
         }
 }
 

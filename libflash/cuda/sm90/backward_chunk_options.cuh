@@ -1,6 +1,5 @@
-// What the rare options of the sm_90a backward kernel need of a chunk of queries, whether the consumers divide the products
-// (backward_divided_options.cuh) or not (backward_rare_options.cuh). The layout is that of backward_scores.cuh, for kChunk
-// queries.
+// What backward_rare_options.cuh and backward_divided_options.cuh have in common: where a chunk of queries is in the matrix of
+// scores, and the bits of dropout and mask. The layout is that of backward_scores.cuh, for kChunk queries.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -34,8 +33,8 @@ struct BackwardChunkOptions {
                 context.tile().tiles.first_col + first_key + (lane >> 2), stage, first};
     }
 
-    // Of the lane's scores of several queries, a bit each: whether dropout keeps it, and whether the boolean mask hides it. They
-    // are found while the tensor cores compute the scores.
+    // A bit for each of the lane's scores: `keep`: dropout keeps it; `hidden`: the boolean mask hides it. They are found while
+    // the tensor cores compute the scores.
     struct Bits {
         uint32_t keep, hidden;
     };
@@ -50,8 +49,8 @@ protected:
     __device__ __forceinline__ uint32_t keep_bits(const ChunkOrigin& origin, int lane) const {
         const DropoutParams& dropout = context.params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
-        const uint32_t head = dropout_head(context.tile().work.batch, context.params.heads_q, origin.head);
-        return keep_bits_transposed<kQueries / 8, 1>(dropout, head, origin.row, origin.key - (lane >> 2), lane);
+        const uint32_t batch_head = dropout_head(context.tile().work.batch, context.params.heads_q, origin.head);
+        return keep_bits_transposed<kQueries / 8, 1>(dropout, batch_head, origin.row, origin.key - (lane >> 2), lane);
     }
     template <int kQueries>
     __device__ __forceinline__ uint32_t hidden_bits(const ChunkOrigin& origin, int lane) const {
@@ -75,35 +74,6 @@ protected:
         return {tensor, of_head, origin.key - (lane >> 2), tiles.length_q, tiles.length_k};
     }
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x & 31); }
-
-    // Multiplies by the slopes of the softcap at the capped scores.
-    __device__ __forceinline__ void multiply_by_slopes(Scores& x, const Scores& s) const {
-        const float cap = context.params.rare.softcap, inverse = cap > 0.0f ? 1.0f / cap : 0.0f;
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) {
-            const float capped = s[i] * inverse;
-            x[i] *= fmaf(-capped, capped, 1.0f);
-        }
-    }
-    template <class Number>
-    __device__ __forceinline__ void add_bias(Scores& s, const ChunkOrigin& origin) const {
-        const ScoreRows<Number> bias = rows_of<Number>(context.params.rare.bias, rules(origin).bias, origin, lane());
-        add_transposed_bias<kChunk>(s, bias, origin.row - (lane() & 3) * 2, lane());
-    }
-    // Calls rule(i, LSE, delta) for all elements.
-    template <class Rule>
-    __device__ __forceinline__ void for_elements(const ChunkOrigin& origin, const Rule& rule) const {
-        const uint32_t statistics = shared_address(context.tiles.statistics(origin.stage) + origin.first + (lane() & 3) * 2);
-#pragma unroll
-        for (int i = 0; i < kScores; i += 4) {
-            const float4 two = load_shared_16(statistics + i / 4 * BackwardScores<Traits>::kEightQueries);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) rule(i + e, e % 2 ? two.z : two.x, e % 2 ? two.w : two.y);
-        }
-    }
-    // Row and key of element i, relative to those of element 0.
-    __device__ __forceinline__ static constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
-    __device__ __forceinline__ static constexpr int key_of(int i) { return i / 2 % 2 * 8; }
 };
 
 }  // namespace libflash::cuda::sm90

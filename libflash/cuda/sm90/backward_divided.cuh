@@ -4,7 +4,7 @@
 //   keys     dP^T = V dO^T, dS, dK += dS^T Q (backward_keys.cuh)
 // P is passed through a stage of dS: each warp of `keys` overwrites the P that one warp of `values` stored there with dS, for the
 // dQ warpgroup. So `values` computes P of a tile while `keys` adds the previous tile to dK. With rare options `values` applies
-// them, and passes P times the factor that `keys` cannot know (backward_rare_options.cuh).
+// them, and passes P times the slope of the softcap (backward_divided_options.cuh).
 #pragma once
 
 #include "cuda/sm90/backward_keys.cuh"

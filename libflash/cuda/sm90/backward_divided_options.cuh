@@ -114,7 +114,7 @@ private:
             const auto& tiles = context.tile().tiles;
             const ScoreRows<Number> bias(context.params.rare.bias, of_head, origin.key - (lane >> 2), tiles.length_q,
                                          tiles.length_k);
-            add_transposed_bias<kChunk>(scores, bias, origin.row - (lane & 3) * 2, lane);
+            add_transposed_bias<kChunk>(scores, 1.0f, bias, origin.row - (lane & 3) * 2, lane);
         }
         __device__ __forceinline__ void hide() const {
             const auto& tiles = context.tile().tiles;

@@ -1,9 +1,11 @@
 // The consumer warpgroups of the general instance of the sm_90a backward kernel for head_dim up to 128: as in
-// backward_dk_dv.cuh, with block masks and the rare options. The options need registers, so the products of two tiles do not
-// overlap, K is read from shared memory, and kChunk queries of a tile are processed at a time.
+// backward_dk_dv.cuh, with block masks and the rare options. The options need registers, so K is read from shared memory, and
+// kChunk queries of a tile are processed at a time. While the options of a chunk are applied, the tensor cores compute dV and dK
+// of the previous one.
 #pragma once
 
-#include "cuda/sm90/backward_consumer_state.cuh"
+#include "cuda/sm90/backward_chunk_pipeline.cuh"
+#include "cuda/sm90/backward_chunk_products.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_rare_options.cuh"
@@ -17,12 +19,12 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct BackwardGeneralConsumer {
     using T = typename Traits::T;
-    using Products = BackwardProducts<Traits>;
-    using Tiles = BackwardSharedTiles<Traits>;
-    using State = BackwardSumsState<Traits>;
-    using Scores = typename BackwardRareOptions<Traits>::Scores;
-    static constexpr int kChunk = Traits::kChunk, kSteps = kChunk / 16;
-    using Fragments = uint32_t[kSteps][4];
+    using ChunkProducts = BackwardChunkProducts<Traits>;
+    using State = typename ChunkProducts::State;
+    using Place = typename ChunkProducts::Place;
+    using Fragments = typename ChunkProducts::Fragments;
+    using Position = typename BackwardQueryTiles<Traits>::Position;
+    static constexpr int kChunk = Traits::kChunk;
 
     BackwardContext<Traits>& context;
     const BackwardWorkTiles<Traits> work_tiles{context};
@@ -30,6 +32,7 @@ struct BackwardGeneralConsumer {
     const BackwardRareOptions<Traits> scores{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
+    const ChunkProducts products{context};
 
     __device__ __forceinline__ void run() const {
         const int warp = consumer_warp<Traits>();
@@ -41,8 +44,7 @@ struct BackwardGeneralConsumer {
             zero_fill.keys(context.k(), c.addresses.first_row, Traits::kGroupKeys);
             work_tiles.wait_for_v();
             zero_fill.keys(context.v(), c.addresses.first_row, Traits::kGroupKeys);
-#pragma unroll 1
-            for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at)) add_tile(c, at);
+            if (const auto at = query_tiles.first(); at.left > 0) add_tiles(c, at);
             work_tiles.release_k(c.lane);
             work_tiles.release_v(c.lane);
             c.gradients.wait_all_empty();
@@ -55,42 +57,44 @@ struct BackwardGeneralConsumer {
     }
 
 private:
-    __device__ __forceinline__ void add_tile(State& c, const QueryTilePosition& at) const {
-        const bool edge = query_tiles.is_edge(at.tile);
-        c.queries.wait_full();
-        zero_fill.queries(c.queries.stage, at.tile);
+    __device__ __forceinline__ void add_tiles(State& c, Position at) const {
+        if constexpr (Traits::kHeadDim <= 64) {
+            BackwardChunkPipeline<Traits>{context}.run(c, at);
+        } else {
+            Fragments p, ds;  // of the previous chunk
+            products.clear(p), products.clear(ds);
+            Place previous;
 #pragma unroll 1
-        for (int first = 0; first < Traits::kBlockM; first += kChunk) add_chunk(c, at, first, edge);
-        if (arrives_for_warp(c.lane)) c.queries.empty().arrive();
-        c.queries.advance();
-        Products::publish_ds(c.gradients, c.lane);
+            for (; at.left > 0; query_tiles.advance(at)) {
+                c.queries.wait_full();
+                zero_fill.queries(c.queries.stage, at.tile);
+#pragma unroll 1
+                for (int first = 0; first < Traits::kBlockM; first += kChunk) {
+                    const Place chunk{c.queries.stage, first};
+                    add_chunk(c, at, chunk, previous, p, ds);
+                    previous = chunk;
+                }
+                c.queries.advance();
+            }
+            products.issue_sums(c, previous, p, ds);
+            products.complete_sums(c, previous);
+        }
     }
-
-    // Adds kChunk queries of a tile, from `first` on.
-    __device__ __forceinline__ void add_chunk(State& c, const QueryTilePosition& at, int first, bool edge) const {
-        const uint32_t k = uniform(context.k()), q = uniform(Tiles::q(c.addresses.tiles, c.queries.stage)),
-                       dout = Tiles::dout_of(q);
-        Scores p, ds;
-        Products::template issue_scores<kChunk>(p, k, c.addresses.first_row, q, first);
-        Products::template issue_scores<kChunk>(ds, Tiles::v_of(k), c.addresses.first_row, dout, first);
-        const auto origin = scores.origin(at, c.queries.stage, first, c.first_key, c.lane);
+    // Computes P and dS of a chunk, and adds the previous one to dV and dK. No product is in flight at the end: the compiler
+    // would serialise the products.
+    __device__ __forceinline__ void add_chunk(State& c, const Position& at, const Place& chunk, const Place& previous,
+                                              Fragments& p, Fragments& ds) const {
+        typename ChunkProducts::Scores s, dp;
+        products.issue_scores(c, chunk, s, dp);
+        products.issue_sums(c, previous, p, ds);
+        const auto origin = scores.origin(at, chunk.stage, chunk.first, c.first_key, c.lane);
         const auto bits = scores.template bits<kChunk>(origin, c.lane);
-        if (first == 0) c.gradients.wait_empty();
-        wgmma_wait<0>();
-        wgmma_fence_operand(p);
-        wgmma_fence_operand(ds);
-        scores.apply(p, ds, origin, bits, edge);
-        Fragments rounded_p, rounded_ds;
-        BackwardScores<Traits>::round(rounded_p, p);
-        BackwardScores<Traits>::round(rounded_ds, ds);
-        wgmma_fence();
-        Products::add(c.dv, rounded_p, dout, first);
-        Products::add(c.dk, rounded_ds, q, first);
-        wgmma_commit();
-        Products::store_ds(c.addresses, c.gradients.stage, rounded_ds, first);
-        wgmma_wait<0>();
-        wgmma_fence_operand(c.dk);
-        wgmma_fence_operand(c.dv);
+        wgmma_wait<1>();
+        wgmma_fence_operand(s);
+        wgmma_fence_operand(dp);
+        scores.apply(s, dp, origin, bits, query_tiles.is_edge(at.tile));
+        products.complete_sums(c, previous);
+        products.round(c, chunk, s, dp, p, ds);
     }
 };
 

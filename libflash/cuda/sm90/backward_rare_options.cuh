@@ -9,7 +9,7 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct BackwardRareOptions : BackwardChunkOptions<Traits> {
     using Base = BackwardChunkOptions<Traits>;
-    using Base::context, Base::kScores;
+    using Base::context, Base::kScores, Base::kChunk;
     using typename Base::Bits, typename Base::ChunkOrigin, typename Base::Scores, typename Base::T;
 
     // Turns the dot products s and dp into P and dS. The options are applied one after another, because each pass over the scores
@@ -19,12 +19,13 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
         const float factor = rare.dropout.keep_factor;
         const auto kept_term = [&](int i, float delta) { return of.keep >> i & 1 ? fmaf(dp[i], factor, -delta) : -delta; };
         const bool capped = rare.softcap > 0.0f;
-        scale_and_cap(s);
+        const bool scales = scales_with_bias<Traits::kHeadDim>(rare);
+        if (in_natural_units() && !scales) scale_and_cap(s);
         if (capped) {
-            this->for_elements(origin, [&](int i, float, float delta) { dp[i] = kept_term(i, delta); });
-            this->multiply_by_slopes(dp, s);
+            for_elements(origin, [&](int i, float, float delta) { dp[i] = kept_term(i, delta); });
+            multiply_by_slopes(dp, s);
         }
-        add_and_hide(s, origin, of.hidden, edge);
+        add_and_hide(s, scales ? context.params.softmax_scale : 1.0f, origin, of.hidden, edge);
         if (capped) {
             multiply_by_probabilities(s, dp, origin, of.keep, [&](int i, float) { return dp[i]; });
         } else if (rare.dropout.active) {
@@ -37,22 +38,20 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
 private:
     // Whether the scores are multiplied by softmax_scale before other options. Otherwise P is computed from the dot products.
     __device__ __forceinline__ bool in_natural_units() const {
-        const RareParams& rare = context.params.rare;
-        return rare.softcap > 0.0f || rare.alibi_slopes.data || rare.bias.data || !(context.params.scale_log2 > 0.0f);
+        return are_in_natural_units(context.params.rare, context.params.scale_log2);
     }
     __device__ __forceinline__ void scale_and_cap(Scores& s) const {
-        if (!in_natural_units()) return;
         scale_and_cap_quickly(context.params.rare, context.params.softmax_scale, [&](const auto& rule) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) rule(s[i], 0, 0);
         });
     }
-    // ALiBi, bias and masks.
-    __device__ __forceinline__ void add_and_hide(Scores& s, const ChunkOrigin& origin, uint32_t hidden, bool edge) const {
+    // ALiBi, bias and masks. The addition of the bias multiplies the scores by `factor`.
+    __device__ __forceinline__ void add_and_hide(Scores& s, float factor, const ChunkOrigin& origin, uint32_t hidden,
+                                                 bool edge) const {
         const RareParams& rare = context.params.rare;
         if (rare.alibi_slopes.data) subtract_alibi(s, origin);
-        if (rare.bias.data)
-            rare.bias.is_float ? this->template add_bias<float>(s, origin) : this->template add_bias<T>(s, origin);
+        if (rare.bias.data) rare.bias.is_float ? add_bias<float>(s, factor, origin) : add_bias<T>(s, factor, origin);
         if (rare.mask.data) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i)
@@ -60,20 +59,52 @@ private:
         }
         if (edge) mask_edge_transposed(context.tile().tiles, origin.row, origin.key, -INFINITY, s);
     }
+    // Multiplies by the slopes of the softcap at the capped scores.
+    __device__ __forceinline__ void multiply_by_slopes(Scores& x, const Scores& s) const {
+        const float cap = context.params.rare.softcap, inverse = cap > 0.0f ? 1.0f / cap : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+            const float capped = s[i] * inverse;
+            x[i] *= fmaf(-capped, capped, 1.0f);
+        }
+    }
+    // s = factor * s + bias.
+    template <class Number>
+    __device__ __forceinline__ void add_bias(Scores& s, float factor, const ChunkOrigin& origin) const {
+        const int lane = Base::lane();
+        const ScoreRows<Number> bias =
+            this->template rows_of<Number>(context.params.rare.bias, this->rules(origin).bias, origin, lane);
+        add_transposed_bias<kChunk>(s, factor, bias, origin.row - (lane & 3) * 2, lane);
+    }
+    // Calls rule(i, lse_log2, delta) for all elements, with the statistics of their rows.
+    template <class Rule>
+    __device__ __forceinline__ void for_elements(const ChunkOrigin& origin, const Rule& rule) const {
+        const uint32_t statistics =
+            shared_address(context.tiles.statistics(origin.stage) + origin.first + (Base::lane() & 3) * 2);
+#pragma unroll
+        for (int i = 0; i < kScores; i += 4) {
+            const float4 two = load_shared_16(statistics + i / 4 * BackwardScores<Traits>::kEightQueries);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) rule(i + e, e % 2 ? two.z : two.x, e % 2 ? two.w : two.y);
+        }
+    }
+    // Row and key of element i, relative to those of element 0.
+    __device__ __forceinline__ static constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
+    __device__ __forceinline__ static constexpr int key_of(int i) { return i / 2 % 2 * 8; }
     // As cuda::subtract_alibi(); below 2^24 the distances are exact.
     __device__ __forceinline__ void subtract_alibi(Scores& s, const ChunkOrigin& origin) const {
         const ScoreRules<T> of_head = this->rules(origin);
         const float distance = static_cast<float>(origin.row + of_head.alibi_shift - origin.key);
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
-            s[i] = fmaf(-of_head.slope, fabsf(distance + static_cast<float>(Base::row_of(i) - Base::key_of(i))), s[i]);
+            s[i] = fmaf(-of_head.slope, fabsf(distance + static_cast<float>(row_of(i) - key_of(i))), s[i]);
     }
-    // x[i] = P term(i, delta), and s becomes P. P is 0 where dropout removes the probability, x is not.
+    // With p = exp(score - LSE), before dropout: x[i] = p term(i, delta). s[i] becomes p, or 0 where dropout removes it.
     template <class Term>
     __device__ __forceinline__ void multiply_by_probabilities(Scores& s, Scores& x, const ChunkOrigin& origin, uint32_t keep,
                                                               const Term& term) const {
         const float unit = in_natural_units() ? kLog2e : context.params.scale_log2;
-        this->for_elements(origin, [&](int i, float lse_log2, float delta) {
+        for_elements(origin, [&](int i, float lse_log2, float delta) {
             const float exponent = fmaf(s[i], unit, -lse_log2);
             const float p = exp2_approx(min_or_nan(exponent, exponent_shift<T>()));
             x[i] = p * term(i, delta);

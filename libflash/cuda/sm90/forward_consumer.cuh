@@ -148,9 +148,10 @@ private:
         const TileInfo tile_info = tile_info_of(c);
         wgmma_wait<0>();
         wgmma_fence_operand(c.s);
-        if constexpr (!Traits::kScoreTiles) release_k(c, tile_info);
+        const InShared beside_k = in_shared(c);
+        if (beside_k == InShared::nothing) release_k(c, tile_info);
         float factor[2];
-        softmax_step(c, tile_info, factor);
+        softmax_step(c, tile_info, beside_k, factor);
         skip_values(c);
         if (!c.last) wait_for_next_k(c);
         round_probabilities(c, tile_info);
@@ -184,9 +185,10 @@ private:
         wgmma_fence_operand(c.s);
         if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot));
         if constexpr (!Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
-        if constexpr (!Traits::kScoreTiles) release_k(c, tile_info);
+        const InShared beside_k = in_shared(c);
+        if (beside_k == InShared::nothing) release_k(c, tile_info);
         float factor[2];
-        const bool rescale = softmax_step(c, tile_info, factor);
+        const bool rescale = softmax_step(c, tile_info, beside_k, factor);
         if (!c.last) wait_for_next_k(c);  // here, while P V still runs; no product runs between P V and the next step
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
@@ -291,17 +293,23 @@ private:
         }
     }
 
-    // Turns complete scores into probabilities; releases K if its stage has a score tile. Returns true if the sums of P V must be
+    // What the stage of K holds beside K. It is then released when the options have been applied.
+    using InShared = typename ForwardScores<Traits>::InShared;
+    __device__ __forceinline__ InShared in_shared(const State& c) const {
+        return scores.in_shared(context.storage.work_tiles[c.slot], tile_of(c));
+    }
+    // Turns complete scores into probabilities; releases K unless that is done. Returns true if the sums of P V must be
     // multiplied by `factor`.
-    __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, float (&factor)[2]) const {
+    __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, InShared beside_k,
+                                                 float (&factor)[2]) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
         // Computed early. The first condition always holds; without it the compiler allocates registers differently.
         const bool scaled = !Traits::kInvariant && tile_info.exact_maximum;
         if constexpr (Traits::kCopied) {
             if (context.params.k_scale.of_rows) scores.scale_columns(c.s, copied(tile_info).k_scale, c.thread);
         }
-        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled, context.tiles.scores(c.k.stage));
-        if constexpr (Traits::kScoreTiles) {
+        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled, beside_k, context.tiles.bias(c.k.stage));
+        if (beside_k != InShared::nothing) {
             __syncwarp();
             release_k(c, tile_info);
         }

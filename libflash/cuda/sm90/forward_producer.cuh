@@ -1,4 +1,5 @@
-// The producer warp of the sm_90a forward kernel: loads Q, K and V of one work tile after another by TMA.
+// The producer warp of the sm_90a forward kernel: for one work tile after another it loads Q, K and V by TMA, and with
+// Traits::kBiasTiles copies the bias or the mask by cp.async.
 #pragma once
 
 #include "cuda/ptx/copy_barrier.cuh"
@@ -22,7 +23,7 @@ struct ForwardProducer {
     const ForwardTileScheduler<Traits> scheduler{context};
 
     struct State {
-        bool leader;  // the thread that issues loads and arrives
+        bool leader;  // the thread that issues TMA loads and arrives; all lanes issue copies
         PipelineState<kStages> k;
         PipelineState<Traits::kVStages> v;
         PipelineState<Traits::kQStages> q;  // of group 0; all groups have the same stage and phase
@@ -115,7 +116,7 @@ protected:
             if (found < 0 && next < 0) found = (work_tile.keys.length_k + kBlockN - 1) / kBlockN;
             // A tile is loaded only when the next tile has been searched for, because the TileWord says whether another tile
             // follows.
-            if ((Traits::kScoreTiles || p.leader) && found >= 0) {
+            if ((Traits::kBiasTiles || p.leader) && found >= 0) {
                 load_visible_tile(p, work_tile, TileWord::of(found, next < 0), first);
                 first = false;
             }
@@ -124,8 +125,8 @@ protected:
         if (p.leader) load_v(p, work_tile, loaded_tile(p, 1));
     }
     __device__ __forceinline__ void load_visible_tile(State& p, const WorkTile& work_tile, TileWord word, bool first) const {
-        if constexpr (Traits::kScoreTiles) {
-            load_with_scores(p, work_tile, word);
+        if constexpr (Traits::kBiasTiles) {
+            load_with_bias(p, work_tile, word);
             if (!p.leader) return;
         } else {
             p.k.wait_empty();
@@ -138,8 +139,8 @@ protected:
             load_v(p, work_tile, loaded_tile(p, 2));
         }
     }
-    // K and the score tile of its stage. All lanes keep the state of the pipeline of K.
-    __device__ __forceinline__ void load_with_scores(State& p, const WorkTile& work_tile, TileWord word) const {
+    // K and the bias or the mask of its keys. All lanes keep the state of the pipeline of K.
+    __device__ __forceinline__ void load_with_bias(State& p, const WorkTile& work_tile, TileWord word) const {
         const PipelineState<kStages> k = p.k;
         if (p.leader) {
             k.wait_empty();
@@ -149,7 +150,7 @@ protected:
             p.k.advance();
         }
         __syncwarp();
-        RareOptions{context}.copy(context.tiles.scores(k.stage), work_tile, word.tile(), static_cast<int>(threadIdx.x & 31));
+        RareOptions{context}.copy(context.tiles.bias(k.stage), work_tile, word.tile(), static_cast<int>(threadIdx.x & 31));
         arrive_after_copies(k.full());
     }
     // The tile whose K was loaded last (1), or the one before it (2).

@@ -20,41 +20,41 @@ struct ForwardRareOptions {
     using Thread = ForwardConsumerThread;
     static constexpr int kBlockN = Traits::kBlockN, kScores = kBlockN / 2;
     using Scores = float[kScores];
-    using ScoreTile = typename Traits::ScoreTile;
+    using BiasTile = typename Traits::BiasTile;
 
     const ForwardContext<Traits>& context;
 
-    // What the score tile of a stage holds.
-    enum class Copied { nothing, bias, mask };
-    __device__ __forceinline__ Copied copied(const WorkTile& work_tile, int tile) const {
-        if constexpr (Traits::kScoreTiles) {
+    // What a stage of K holds beside K.
+    enum class InShared { nothing, bias, mask };
+    __device__ __forceinline__ InShared in_shared(const WorkTile& work_tile, int tile) const {
+        if constexpr (Traits::kBiasTiles) {
             const RareParams& rare = context.params.rare;
-            if (rare.bias.data && !rare.bias.is_float && ScoreTile::can_copy(bias_rows<T>(work_tile, tile))) return Copied::bias;
-            if (rare.mask.data && ScoreTile::can_copy(mask_rows(work_tile, tile))) return Copied::mask;
+            if (rare.bias.data && !rare.bias.is_float && BiasTile::can_copy(bias_rows<T>(work_tile, tile))) return InShared::bias;
+            if (rare.mask.data && BiasTile::can_copy(mask_rows(work_tile, tile))) return InShared::mask;
         }
-        return Copied::nothing;
+        return InShared::nothing;
     }
     // Begins to copy it. A warp calls it.
-    __device__ __forceinline__ void copy(const ScoreTile& to, const WorkTile& work_tile, int tile, int lane) const {
-        const Copied copied = this->copied(work_tile, tile);
+    __device__ __forceinline__ void copy(const BiasTile& to, const WorkTile& work_tile, int tile, int lane) const {
+        const InShared copied = in_shared(work_tile, tile);
         const int first_row = work_tile.keys.first_row;
-        if (copied == Copied::bias) to.copy(bias_rows<T>(work_tile, tile), first_row, lane);
-        if (copied == Copied::mask) to.copy(mask_rows(work_tile, tile), first_row, lane);
+        if (copied == InShared::bias) to.copy(bias_rows<T>(work_tile, tile), first_row, lane);
+        if (copied == InShared::mask) to.copy(mask_rows(work_tile, tile), first_row, lane);
     }
     // Prefetches into L2 what is not copied of the bias and the mask of a key tile. A warp calls it.
     __device__ __forceinline__ void prefetch(const WorkTile& work_tile, int tile, int lane) const {
         const RareParams& rare = context.params.rare;
-        const Copied has_copy = copied(work_tile, tile);
-        if (rare.bias.data && has_copy != Copied::bias)
+        const InShared copied = in_shared(work_tile, tile);
+        if (rare.bias.data && copied != InShared::bias)
             prefetch_rows(rare.bias, work_tile.rules.bias, rare.bias.is_float ? 4 : 2, work_tile, tile, lane);
-        if (rare.mask.data && has_copy != Copied::mask) prefetch_rows(rare.mask, work_tile.rules.mask, 1, work_tile, tile, lane);
+        if (rare.mask.data && copied != InShared::mask) prefetch_rows(rare.mask, work_tile.rules.mask, 1, work_tile, tile, lane);
     }
 
     // Turns dot products into scores, which softmax_scale() converts to base-2 units.
+    // `in_shared`: what `bias_tile` holds.
     __device__ __forceinline__ void apply(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread,
-                                          const ScoreTile& score_tile) const {
+                                          InShared in_shared, const BiasTile& bias_tile) const {
         const RareParams& rare = context.params.rare;
-        const Copied has_copy = copied(work_tile, tile);
         const int first_key = tile * kBlockN + (hide_from_compiler(thread.lane) & 3) * 2;
         const auto for_rows = [&](const auto& for_row) {
             for_accumulator_rows(s, [&](int, int r, const auto& for_scores) { for_row(thread.row(work_tile, r), for_scores); });
@@ -64,24 +64,21 @@ struct ForwardRareOptions {
                 for_scores([&](float& score, int key) { rule(score, row, first_key + key); });
             });
         };
-        // The bias is added by the multiplication with the scale, where no option is between them.
-        // With more than 128 channels there are too few registers for this.
-        const bool scales_with_bias =
-            Traits::kHeadDim <= 128 && rare.bias.data && !(rare.softcap > 0.0f) && !rare.alibi_slopes.data;
-        if (in_natural_units() && !scales_with_bias) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
+        const bool scales = scales_with_bias<Traits::kHeadDim>(rare);
+        if (in_natural_units() && !scales) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
         if (rare.alibi_slopes.data) subtract_alibi(work_tile.rules, first_key, for_rows);
         const int row = thread.row(work_tile, 0);
         if (rare.bias.data) {
-            const float factor = scales_with_bias ? context.params.softmax_scale : 1.0f;
-            if (has_copy == Copied::bias) {
-                score_tile.template add_bias<T>(s, factor, thread);
+            const float factor = scales ? context.params.softmax_scale : 1.0f;
+            if (in_shared == InShared::bias) {
+                bias_tile.template add_bias<T>(s, factor, thread);
             } else {
                 add_bias(s, factor, work_tile, tile, row, thread.lane);
             }
         }
         if (rare.mask.data) {
-            if (has_copy == Copied::mask) {
-                score_tile.hide(s, thread);
+            if (in_shared == InShared::mask) {
+                bias_tile.hide(s, work_tile.q_rows.length - work_tile.keys.first_row, thread);
             } else {
                 hide_by_row_mask<kBlockN>(s, mask_rows(work_tile, tile), row, thread.lane);
             }
@@ -125,8 +122,7 @@ private:
     }
     // Whether apply() multiplies the dot products by softmax_scale. Otherwise the softmax does.
     __device__ __forceinline__ bool in_natural_units() const {
-        const RareParams& rare = context.params.rare;
-        return rare.softcap > 0.0f || rare.alibi_slopes.data || rare.bias.data || !(context.params.scale_log2 > 0.0f);
+        return are_in_natural_units(context.params.rare, context.params.scale_log2);
     }
     // As cuda::subtract_alibi(), but an integer is converted for each row, not for each score: below 2^24 the difference of two
     // integers is exact.

@@ -24,11 +24,17 @@ struct ForwardScores {
 
     const ForwardContext<Traits>& context;
 
-    // Applies the rare options and the mask. The softmax must then multiply the scores by softmax_scale(). `score_tile`: of the
+    // What the stage of K of a tile holds beside K.
+    using InShared = typename RareOptions::InShared;
+    __device__ __forceinline__ InShared in_shared(const WorkTile& work_tile, int tile) const {
+        return RareOptions{context}.in_shared(work_tile, tile);
+    }
+    // Applies the rare options and the mask. The softmax must then multiply the scores by softmax_scale(). `bias_tile`: of the
     // stage of K.
     __device__ __forceinline__ void prepare(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread, bool edge,
-                                            bool exact_maximum, const typename Traits::ScoreTile& score_tile) const {
-        if constexpr (Traits::kRareOptions) RareOptions{context}.apply(s, work_tile, tile, thread, score_tile);
+                                            bool exact_maximum, InShared in_shared,
+                                            const typename Traits::BiasTile& bias_tile) const {
+        if constexpr (Traits::kRareOptions) RareOptions{context}.apply(s, work_tile, tile, thread, in_shared, bias_tile);
         if (exact_maximum) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) s[i] *= scale_of(work_tile);

@@ -31,14 +31,14 @@ constexpr int kArrivalsOfCodes = 2 * (32 + 1) + 1;
 template <class Traits>
 struct ForwardSharedTiles {
     static constexpr int kBytes = Traits::kTileBytes;
-    uint32_t q_smem, k_smem, v_smem, scores_smem, codes_smem, out_smem;
+    uint32_t q_smem, k_smem, v_smem, bias_smem, codes_smem, out_smem;
 
     __device__ __forceinline__ explicit ForwardSharedTiles(const char* memory) {
         q_smem = shared_address(memory);
         k_smem = q_smem + Traits::kQStages * Traits::kQBytes;
         v_smem = k_smem + Traits::kStages * Traits::KTile::kBytes;
-        scores_smem = v_smem + Traits::kVStages * Traits::VTile::kBytes;
-        codes_smem = scores_smem + Traits::kStages * Traits::kScoreTileBytes;
+        bias_smem = v_smem + Traits::kVStages * Traits::VTile::kBytes;
+        codes_smem = bias_smem + Traits::kStages * Traits::kBiasTileBytes;
         out_smem = codes_smem + Traits::kCodeStages * Traits::kCodeBytes;
     }
     __device__ __forceinline__ uint32_t q(int stage, int group) const {
@@ -47,8 +47,8 @@ struct ForwardSharedTiles {
     __device__ __forceinline__ uint32_t k(int stage) const { return k_smem + stage * Traits::KTile::kBytes; }
     __device__ __forceinline__ uint32_t v(int stage) const { return v_smem + stage * Traits::VTile::kBytes; }
     // Of a stage of K.
-    __device__ __forceinline__ typename Traits::ScoreTile scores(int stage) const {
-        return {scores_smem + stage * Traits::kScoreTileBytes};
+    __device__ __forceinline__ typename Traits::BiasTile bias(int stage) const {
+        return {bias_smem + stage * Traits::kBiasTileBytes};
     }
     __device__ __forceinline__ uint32_t codes(int stage) const { return codes_smem + stage * Traits::kCodeBytes; }
     __device__ __forceinline__ uint32_t out(int warp) const { return out_smem + warp * Traits::OutTile::kBytes; }
@@ -89,7 +89,8 @@ struct ForwardSharedStorage {
     // One thread calls it before the warps take their roles. `readers`: the thread blocks whose consumers release a stage of K or
     // V.
     __device__ __forceinline__ void init(int readers) {
-        k.init(readers * Traits::kConsumerWarps, Traits::kArrivalsOfLoads + (Traits::kScoreTiles ? 32 : 0));
+        // With bias tiles each lane of the producer warp arrives when its copies are complete.
+        k.init(readers * Traits::kConsumerWarps, Traits::kArrivalsOfLoads + (Traits::kBiasTiles ? 32 : 0));
         v.init(readers * Traits::kConsumerWarps, Traits::kArrivalsOfLoads);
         for (int group = 0; group < Traits::kGroups; ++group) q[group].init(4);
         scheduled.init(Traits::kProducerWarps);

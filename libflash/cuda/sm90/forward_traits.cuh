@@ -5,9 +5,9 @@
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/prefill_params.h"
 #include "cuda/config.h"
+#include "cuda/sm90/forward_bias_tile.cuh"
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_instance.h"
-#include "cuda/sm90/forward_score_tile.cuh"
 #include "cuda/sm90/online_softmax.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
@@ -77,10 +77,11 @@ struct ForwardTraits {
     // speed.
     static constexpr bool kTileInfoBeforeWait = kHeadDim == 128;
 
-    // Whether a stage of K also has the bias or the boolean mask of its keys (forward_score_tile.cuh).
-    static constexpr bool kScoreTiles = kRareOptions && kHeadDim <= 64;
-    using ScoreTile = ForwardScoreTile<kBlockM, kBlockN>;
-    static constexpr int kScoreTileBytes = kScoreTiles ? ScoreTile::kBytes : 0;
+    // Whether a stage of K has room for the bias or the boolean mask of its keys (forward_bias_tile.cuh).
+    static constexpr bool kBiasTiles = kRareOptions && kHeadDim <= 64;
+    static_assert(!kBiasTiles || kBlockN == 128, "the swizzle of the mask needs rows of 128 bytes");
+    using BiasTile = ForwardBiasTile<kBlockM, kBlockN>;
+    static constexpr int kBiasTileBytes = kBiasTiles ? BiasTile::kBytes : 0;
 
     // Stages of tiles of K and V as codes.
     static constexpr int kCodeStages = kCodes ? 3 : 0, kCodeBytes = kBlockN * kHeadDim;
@@ -88,10 +89,11 @@ struct ForwardTraits {
     // Of these for ForwardSharedStorage and alignment; copied keys have scales there (forward_shared_storage.cuh).
     static constexpr int kStorageBytes = 3 * 1024 + (kCopied ? 2 * config.stages * kBlockN * 8 : 0) + kCodeStages * kBlockN * 8;
     // With pairs of thread blocks a stage waits for more consumers and loads. A third stage takes the place of the output tiles.
-    static constexpr int kStages = kScoreTiles ? 2 : config.stages + (kPairs && kHeadDim == 128 ? 1 : 0);
+    // With bias tiles there is room for three stages.
+    static constexpr int kStages = kBiasTiles ? 3 : config.stages + (kPairs && kHeadDim == 128 ? 1 : 0);
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kConsumerWarps * OutTile::kBytes;
     static constexpr int kMinTileBytes =
-        kQBytes + kStages * (KTile::kBytes + VTile::kBytes + kScoreTileBytes) + kCodeStages * kCodeBytes;
+        kQBytes + kStages * (KTile::kBytes + VTile::kBytes + kBiasTileBytes) + kCodeStages * kCodeBytes;
     // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second
     // stage of Q, so that Q of the next work tile is loaded before the current one is done.
     static constexpr int kSpareBytes = kMaxSharedBytes - kStorageBytes - kMinTileBytes;
@@ -106,7 +108,7 @@ struct ForwardTraits {
                          kSumsOfWarpBytes = kSumsInShared * 4 * 32;
     static_assert(!kTmaStore || kSumsOfWarpBytes <= OutTile::kBytes);
     static constexpr int kTileBytes = kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes +
-                                      kStages * kScoreTileBytes + kCodeStages * kCodeBytes +
+                                      kStages * kBiasTileBytes + kCodeStages * kCodeBytes +
                                       (kTmaStore ? kOutBytes : kConsumerWarps * kSumsOfWarpBytes);
 };
 

@@ -99,7 +99,8 @@ struct Rows {
     const Side* side;
     int heads, dim, stride;
     std::vector<T> x;
-    std::vector<double> widened, exact;  // widened: x of an input
+    std::vector<double> widened;       // x of an input
+    std::vector<double> exact, sizes;  // sums of terms, and of their absolute values
 
     Rows(const Case& c, const Side& s, int head_count, int channels, float size)
         : side(&s), heads(head_count), dim(channels), stride(head_count * channels + kGap), x(size_t(s.rows) * stride, T(NAN)) {
@@ -108,7 +109,13 @@ struct Rows {
             for (int i = 0; i < s.length[b] && !is_poisoned(c, b); ++i)
                 for (int j = 0; j < heads * dim; ++j) x[at(b, i, 0) + j] = T(size * normal(generator));
         widened = wide(x);
-        exact.assign(x.size(), 0);
+        exact.assign(x.size(), 0), sizes = exact;
+    }
+    // Adds factor * terms to the exact values of a row.
+    void add(int batch, int i, int head, double factor, const double* terms, int count) {
+        add_scaled(&exact[at(batch, i, head)], factor, terms, count);
+        double* const of_row = &sizes[at(batch, i, head)];
+        for (int j = 0; j < count; ++j) of_row[j] += std::fabs(factor * terms[j]);
     }
     size_t at(int batch, int row, int head) const { return size_t(side->start[batch] + row) * stride + head * dim; }
     const double* row(int batch, int i, int head) const { return &widened[at(batch, i, head)]; }
@@ -241,9 +248,9 @@ struct Problem {
             const double dp = dot(dout.row(b, i, h), v.row(b, j, kv_head), c.head_dim_v), of_score = kept[j] * dp - p[j] * delta,
                          ds = of_score * slope[j];
             if (c.rare) dbias_exact[score_at(h, i, j)] += of_score;
-            add_scaled(&dq.exact[dq.at(b, i, h)], scale * ds, k.row(b, j, kv_head), c.head_dim);
-            add_scaled(&dk.exact[dk.at(b, j, kv_head)], scale * ds, q.row(b, i, h), c.head_dim);
-            add_scaled(&dv.exact[dv.at(b, j, kv_head)], kept[j], dout.row(b, i, h), c.head_dim_v);
+            dq.add(b, i, h, scale * ds, k.row(b, j, kv_head), c.head_dim);
+            dk.add(b, j, kv_head, scale * ds, q.row(b, i, h), c.head_dim);
+            dv.add(b, j, kv_head, kept[j], dout.row(b, i, h), c.head_dim_v);
         }
     }
 
@@ -346,9 +353,12 @@ struct Problem {
     }
 };
 
-// Whether a result of 0 in place of this exact value is an error: a number of the computation was too small for its type. (Not
-// with fp16, where probabilities below 2^-25 are 0. Larger values can be 0 where rounded terms of a row with few keys cancel.)
-bool is_lost(double exact) { return kWide && std::fabs(exact) > 0x1p-124 && std::fabs(exact) < 0x1p-40; }
+// Whether a result of 0 in place of this exact value is an error: a number of the computation was too small for its type. The
+// rounding of the terms, whose absolute values add up to `size`, does not explain it. (Not with fp16, where probabilities below
+// 2^-25 are 0.)
+bool is_lost(double exact, double size) {
+    return kWide && std::fabs(exact) > 0x1p-124 && std::fabs(exact) > 2 * kRounding * size;
+}
 
 // Checks the root mean square error relative to the exact values, that no value that bf16 can represent became 0, that rows
 // beyond a used length became 0, and that nothing between and after the sequences was overwritten.
@@ -358,7 +368,7 @@ bool near(const char* name, const Case& c, const Rows& got) {
     const auto compare = [&](size_t at, bool used) {
         const double x = float(got.x[at]), exact = got.exact[at];
         error.add(x, exact);
-        lost += used ? x == 0 && is_lost(exact) : x != 0;
+        lost += used ? x == 0 && is_lost(exact, got.sizes[at]) : x != 0;
     };
     for (int b = 0; b < c.batch; ++b)
         for (int i = 0; i < got.side->owned[b] && !is_poisoned(c, b); ++i)

@@ -1,5 +1,5 @@
-// A part of the bias or of the boolean mask in shared memory: one key tile of a work tile. The producer warp copies its rows
-// together with K, because the loads of single pairs from global memory limit the kernel up to 64 channels.
+// The bias or the boolean mask of one query tile and one key tile, in shared memory. The producer warp copies it into the stage
+// of K, so that the consumers need not wait for loads of single pairs from global memory. Only up to 64 channels there is room.
 #pragma once
 
 #include "cuda/attention/row_bias.cuh"
@@ -12,13 +12,20 @@
 namespace libflash::cuda::sm90 {
 
 template <int kRows, int kKeys>
-struct ForwardScoreTile {
-    // Of rows in shared memory. They are padded, so that eight rows lie in different banks.
+struct ForwardBiasTile {
     template <class Number>
-    static constexpr int kPitch = kKeys * static_cast<int>(sizeof(Number)) + 16;
-    static constexpr int kBytes = kRows * kPitch<uint16_t>;
+    static constexpr int kRowBytes = kKeys * static_cast<int>(sizeof(Number));
+    static constexpr int kBytes = kRows * kRowBytes<uint16_t>;
 
-    uint32_t address;
+    uint32_t address;  // a multiple of 256
+
+    // Rows are swizzled, so that eight of them lie in different banks: vector v (16 bytes) of a row is at v ^ swizzle_of(row).
+    // Rows 2 n and 2 n + 1 have their first four vectors in different banks, because hide() loads these together.
+    __device__ __forceinline__ static constexpr int swizzle_of(int row) { return (row & 1) << 2 | (row >> 1 & 3); }
+    template <class Number>
+    __device__ __forceinline__ uint32_t vector_of(int row, int vector) const {
+        return address + row * kRowBytes<Number> + (vector ^ swizzle_of(row)) * 16;
+    }
 
     // Whether all keys of the tile exist and whole rows of it can be copied.
     template <class Number>
@@ -36,11 +43,11 @@ struct ForwardScoreTile {
     __device__ __forceinline__ void add_bias(float (&scores)[kKeys / 2], float factor,
                                              const ForwardConsumerThread& thread) const {
         const int row = thread.warp() * ForwardConsumerThread::kWarpRows + (thread.lane & 15);
-        const uint32_t of_lane = address + row * kPitch<T> + (thread.lane >> 4) * 16;
+        const uint32_t of_lane = vector_of<T>(row, thread.lane >> 4);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; n += 2) {
             uint32_t pairs[4];  // rows r of the keys 8 (n + i) on: pairs[2 * i + r]
-            ldmatrix_x4(pairs, of_lane + n * 16);
+            ldmatrix_x4(pairs, of_lane ^ n * 16);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float* const two = scores + 4 * n + 2 * i;
@@ -49,10 +56,13 @@ struct ForwardScoreTile {
             }
         }
     }
-    __device__ __forceinline__ void hide(float (&scores)[kKeys / 2], const ForwardConsumerThread& thread) const {
+    // Hides scores by the mask. Rows that do not exist, local rows from `rows` on, hide nothing.
+    __device__ __forceinline__ void hide(float (&scores)[kKeys / 2], int rows, const ForwardConsumerThread& thread) const {
         RowMaskBits<kKeys> hidden;
-        hidden.take(thread.lane,
-                    [&](int r, int key) { return load_shared_words(address + thread.local_row(r) * kPitch<uint8_t> + key); });
+        hidden.take(thread.lane, [&](int r, int key) {
+            const int row = thread.local_row(r);
+            return row < rows ? load_shared_words(vector_of<uint8_t>(row, key / 16)) : make_uint4(~0u, ~0u, ~0u, ~0u);
+        });
         hidden.hide(scores);
     }
 
@@ -61,18 +71,18 @@ private:
     template <bool kAllExist, class Number>
     __device__ __forceinline__ void copy_rows(const ScoreRows<Number>& rows, int first_row, int lane) const {
         constexpr int kVector = 16 / static_cast<int>(sizeof(Number)), kVectors = kKeys / kVector, kRowsAtOnce = 32 / kVectors,
-                      kUnrolled = 8;
+                      kUnrolled = 4;
         const int row = lane / kVectors, vector = lane % kVectors, left = rows.rows - first_row - row;
         const Number* from = rows.first + (first_row + row) * rows.row_stride + vector * kVector;
-        uint32_t to = address + row * kPitch<Number> + vector * 16;
+        uint32_t to = vector_of<Number>(row, vector);
 #pragma unroll 1
         for (int i = 0; i < kRows; i += kUnrolled * kRowsAtOnce) {
             to = hide_from_compiler(static_cast<int>(to));
 #pragma unroll
             for (int j = 0; j < kUnrolled; ++j)
-                cp_async_16(to + j * kRowsAtOnce * kPitch<Number>, from + j * kRowsAtOnce * rows.row_stride,
-                            kAllExist || i + j * kRowsAtOnce < left);
-            to += kUnrolled * kRowsAtOnce * kPitch<Number>;
+                cp_async_16((to ^ swizzle_of(j * kRowsAtOnce) * 16) + j * kRowsAtOnce * kRowBytes<Number>,
+                            from + j * kRowsAtOnce * rows.row_stride, kAllExist || i + j * kRowsAtOnce < left);
+            to += kUnrolled * kRowsAtOnce * kRowBytes<Number>;
             from += kUnrolled * kRowsAtOnce * rows.row_stride;
         }
     }
