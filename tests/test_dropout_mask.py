@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
-from dropout_mask import keep_mask, philox4x32, random_numbers
+from dropout_mask import keep_factor, keep_mask, philox4x32, random_numbers, threshold
 
 ALL_ONES = 0xFFFFFFFF
 
@@ -46,6 +46,15 @@ def test_smallest_and_largest_probability() -> None:
     assert keep_mask(2**-17 - 1e-12, 3, 0, 0, 1, 0, 512, 512).all()
     np.testing.assert_array_equal(keep_mask(2**-17, 3, 0, 0, 1, 0, 512, 512), numbers > 0)
     np.testing.assert_array_equal(keep_mask(1 - 1e-12, 3, 0, 0, 1, 0, 512, 512), numbers == 2**16 - 1)
+
+
+@pytest.mark.parametrize(
+    ("p", "factor"), [(0.0, 1), (1e-6, 1), (2**-17, 65536 / 65535), (0.25, 4 / 3), (0.1, 65536 / 58982), (1 - 1e-12, 65536)]
+)
+def test_factor_keeps_the_mean(p: float, factor: float) -> None:
+    """The factor is 1 / (1 - r), where r is the probability that the threshold gives, not p itself."""
+    assert keep_factor(p) == pytest.approx(factor, rel=1e-15)
+    assert (1 - threshold(p) / 2**16) * keep_factor(p) == pytest.approx(1, rel=1e-15)
 
 
 @pytest.mark.parametrize("p", [0.0625, 0.25, 0.5, 0.875])

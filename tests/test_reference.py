@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from dropout_mask import keep_mask
+from dropout_mask import keep_factor, keep_mask
 from reference import Options, backward, forward, heads, softmax
 
 B, SQ, SK, HQ, HK, D, DV = 2, 5, 7, 4, 2, 3, 4
@@ -118,7 +118,7 @@ def row_by_sums(q_row: np.ndarray, k: np.ndarray, v: np.ndarray, at: dict, opt: 
         return np.zeros(v.shape[1]), -np.inf
     lse = math.log(math.fsum(math.exp(s) for s in logits))
     p_drop = opt.get("dropout_p", 0)
-    kept = keep_mask(p_drop, opt.get("seed", 0), opt.get("offset", 0), b, HQ, h, lq, lk) / (1 - p_drop)
+    kept = keep_mask(p_drop, opt.get("seed", 0), opt.get("offset", 0), b, HQ, h, lq, lk) * keep_factor(p_drop)
     return sum((math.exp(s - lse) * kept[i, j] * v[j] for j, s in scores.items()), np.zeros(v.shape[1])), lse
 
 

@@ -31,14 +31,14 @@ inline PhiloxWords philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3
 struct DropoutMask {
     uint32_t key0, key1, head, offset;
     uint32_t threshold;  // smaller random numbers drop an element
-    double kept;         // factor of kept probabilities, 1 / (1 - p)
+    double kept;         // factor of kept probabilities
     RowNumbers rows, columns;
 
     DropoutMask(const AttentionProblem& p, int64_t batch, int64_t query_head, const SequencePositions& positions)
         : key0(static_cast<uint32_t>(p.dropout.seed)), key1(static_cast<uint32_t>(p.dropout.seed >> 32)),
           head(head_number(p.dropout_numbers, batch, query_head)),
           offset(static_cast<uint32_t>(p.dropout.offset) ^ (static_cast<uint32_t>(p.dropout.offset >> 32) * 0x9E3779B9u)),
-          threshold(p.dropout.threshold()), kept(1.0 / (1.0 - p.dropout.p)), rows(positions.rows), columns(positions.columns) {}
+          threshold(p.dropout.threshold()), kept(p.dropout.keep_factor()), rows(positions.rows), columns(positions.columns) {}
 
     static uint32_t head_number(const DropoutNumbers& numbers, int64_t batch, int64_t query_head) {
         const auto sequence = static_cast<uint64_t>(numbers.sequences ? numbers.sequences[batch] : batch);

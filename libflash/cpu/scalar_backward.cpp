@@ -1,5 +1,5 @@
-// The gradients by their definition. Each sum recomputes the probabilities that it needs. keep_ij is the dropout factor, 0 or
-// 1 / (1 - p); slope_ij is the derivative of the tanh that bounds scores.
+// The gradients by their definition. Each sum recomputes the probabilities that it needs. keep_ij is the factor of dropout, 0 for
+// dropped entries; slope_ij is the derivative of the tanh that bounds scores.
 //
 //     p_ij = exp(s_ij - lse_i)     delta_i = dout_i . out_i - dlse_i
 //     ds_ij = p_ij (keep_ij dout_i . v_j - delta_i)

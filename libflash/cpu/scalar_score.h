@@ -154,7 +154,7 @@ struct ScalarHead {
         return s;
     }
 
-    // 0 or 1 / (1 - p); 1 without dropout.
+    // 0 or Dropout::keep_factor(); 1 without dropout.
     double keep(int64_t i, int64_t j) const { return problem.dropout.active() ? dropout.factor(i, j) : 1.0; }
 };
 

@@ -1,6 +1,7 @@
 """The dropout mask of every kernel, found from the results for special inputs, must be that of the definition.
 
-q = 0 makes every probability 1/n, so that zeros come from the mask alone. Forward, dv and dbias each use it differently.
+q = 0 makes every probability 1/n, so that zeros come from the mask alone, and the other results of forward and dv are 1/n times
+the factor of kept entries. Forward, dv and dbias each use the mask differently.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from dropout_mask import keep_mask
+from dropout_mask import keep_factor, keep_mask
 from gpu_kernels import device_of, parameters, supporting, with_cpu
 
 import libflash
@@ -17,6 +18,7 @@ import libflash
 torch = pytest.importorskip("torch")
 
 P, SEED, OFFSET = 0.25, 2**40 + 7, 2**35 + 1
+PROBABILITIES = (P, 0.99999)  # the second is rounded to 1 - 2^-16
 HEADS, ROWS, KEYS = 3, 200, 333
 LENGTHS = (
     (70, 200, 130),
@@ -28,10 +30,10 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f
 class Sequences:
     """Inputs of zeros, and access to the rows of each sequence."""
 
-    def __init__(self, kernel: dict, packed: bool) -> None:
-        self.kernel, self.packed = kernel, packed
+    def __init__(self, kernel: dict, packed: bool, p: float = P) -> None:
+        self.kernel, self.packed, self.p = kernel, packed, p
         self.lengths = list(zip(*LENGTHS, strict=True)) if packed else [(ROWS, KEYS)] * 2
-        self.options = {"dropout_p": P, "seed": SEED, "offset": OFFSET}
+        self.options = {"dropout_p": p, "seed": SEED, "offset": OFFSET}
         if packed:
             for name, lengths in zip(("cu_seqlens_q", "cu_seqlens_k"), LENGTHS, strict=True):
                 self.options[name] = torch.tensor(np.cumsum((0, *lengths)), dtype=torch.int32, device=device_of(kernel))
@@ -59,43 +61,46 @@ class Sequences:
         return made
 
     def gathered(self, parts: list[torch.Tensor], side: int) -> list[np.ndarray]:
-        """For each sequence the nonzero elements, where channels stand for the rows of the other side: (heads, rows, other
-        rows).
-        """
+        """The elements of each sequence, where channels stand for the rows of the other side: (heads, rows, other rows)."""
         found = []
         for b, one in enumerate(zip(*(self.each(x, side) for x in parts), strict=True)):
             every = torch.cat(one, dim=-1)[..., : self.lengths[b][1 - side]]
-            found.append((every != 0).permute(1, 0, 2).cpu().numpy())
+            found.append(every.permute(1, 0, 2).double().cpu().numpy())
         return found
 
-    def check(self, found: list[np.ndarray]) -> None:
+    def check(self, found: list[np.ndarray], *, factor: bool = False) -> None:
+        """The zeros are those of the mask; with `factor` the other elements have the right size, too."""
         for b, (rows, keys) in enumerate(self.lengths):
             for head in range(HEADS):
-                wanted = keep_mask(P, SEED, OFFSET, b, HEADS, head, rows, keys)
-                np.testing.assert_array_equal(found[b][head], wanted, f"sequence {b}, head {head}")
+                wanted, what = keep_mask(self.p, SEED, OFFSET, b, HEADS, head, rows, keys), f"sequence {b}, head {head}"
+                np.testing.assert_array_equal(found[b][head] != 0, wanted, what)
+                if factor:
+                    np.testing.assert_allclose(found[b][head], wanted * keep_factor(self.p) / keys, rtol=0.01, err_msg=what)
 
 
+@pytest.mark.parametrize("p", PROBABILITIES)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("forward"), dropout_p=P)))
-def test_forward(kernel: dict, packed: bool) -> None:
-    s = Sequences(kernel, packed)
+def test_forward(kernel: dict, packed: bool, p: float) -> None:
+    s = Sequences(kernel, packed, p)
     q, k, _ = s.inputs()
     starts = range(0, max(keys for _, keys in s.lengths), kernel["head_dim_v"])
     parts = [libflash.attention(q, k, s.unit_rows(1, start), kernel=kernel["name"], **s.options) for start in starts]
-    s.check(s.gathered(parts, 0))
+    s.check(s.gathered(parts, 0), factor=True)
 
 
+@pytest.mark.parametrize("p", PROBABILITIES)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("backward"), dropout_p=P)))
-def test_dv(kernel: dict, packed: bool) -> None:
-    s = Sequences(kernel, packed)
+def test_dv(kernel: dict, packed: bool, p: float) -> None:
+    s = Sequences(kernel, packed, p)
     q, k, v = s.inputs()
     o, lse = libflash.attention(q, k, v, return_lse=True, **s.options)
     parts = []
     for start in range(0, max(rows for rows, _ in s.lengths), kernel["head_dim_v"]):
         dout = s.unit_rows(0, start)
         parts.append(libflash.attention_backward(dout, q, k, v, o, lse, kernel=kernel["name"], **s.options)[2])
-    s.check([x.transpose(0, 2, 1) for x in s.gathered(parts, 1)])
+    s.check([x.transpose(0, 2, 1) for x in s.gathered(parts, 1)], factor=True)
 
 
 @pytest.mark.parametrize("packed", [False, True])

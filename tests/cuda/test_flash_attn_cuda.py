@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dropout_mask
 import pytest
 from pairwise import pairwise
 
@@ -135,7 +136,7 @@ SEEN = {
 
 def keep_factor(s_dmask: torch.Tensor, sq: int, sk: int, p: float) -> torch.Tensor:
     """S_dmask is negative where a probability was dropped."""
-    return (s_dmask[..., :sq, :sk] > 0).double() / (1 - p)
+    return (s_dmask[..., :sq, :sk] > 0).double() * dropout_mask.keep_factor(p)
 
 
 @pytest.mark.parametrize("values", COMBINED, ids=[str(index) for index in range(len(COMBINED))])

@@ -93,7 +93,7 @@ struct Magnitudes {
     double q = 1, k = 1, v = 1, dout = 1, dlse = 0;
     double scale = 1, softcap = 0, added = 0;  // added to the scores: alibi, bias
     double sink = 0;
-    double keep = 1;  // 1 / (1 - dropout_p)
+    double keep = 1;  // the factor of dropout
     double head_dim = 1, head_dim_v = 1, rows = 1, keys = 1, group = 1;
 };
 

@@ -140,8 +140,8 @@ static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims di
 
 // Writes the LSE, with the sink, to lse[lane]; -infinity for rows with neither a visible key nor a sink. Leaves in
 // softmax.rescale the factor by which the output accumulators must be multiplied. The sink of lane i is sinks[i * sink_step];
-// sinks may be nullptr. `kept`: the dropout factor 1 / (1 - p), or 1. `sink_weights`: if not nullptr, receives the probabilities
-// of the sinks.
+// sinks may be nullptr. `kept`: Dropout::keep_factor(), or 1. `sink_weights`: if not nullptr, receives the probabilities of the
+// sinks.
 template <class T>
 static void finish_query_tile(QueryTile<T>& query_tile, const ScoreRule<Acc<T>>& rule, const double* sinks, int64_t sink_step,
                               double kept, Acc<T>* lse, Acc<T>* sink_weights = nullptr) {

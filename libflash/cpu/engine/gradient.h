@@ -148,7 +148,7 @@ static void gradient_tile(const GradientStep<T, kRare>& step, const GradientQuer
     }
 }
 
-// Fills kept[key][lane] with the dropout factors, 0 or 1 / (1 - p).
+// Fills kept[key][lane] with the dropout factors, 0 or Dropout::keep_factor().
 template <class A>
 static void fill_kept(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* kept) {
     const Vec<A> factor = broadcast(static_cast<A>(mask.kept));

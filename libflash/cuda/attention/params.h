@@ -59,7 +59,7 @@ struct DropoutParams {
     uint32_t threshold;  // a probability is kept if its random number, shifted left by 16, is not below this
     uint32_t seed_low, seed_high, offset_mix;
     const uint64_t* state;  // {seed, offset} in device memory, in place of the members; or nullptr
-    float keep_factor;      // 1 / (1 - p)
+    float keep_factor;      // of kept entries: Dropout::keep_factor()
     bool active;
 };
 

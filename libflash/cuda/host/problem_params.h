@@ -92,7 +92,7 @@ inline BlockMaskParams block_mask_params(const BlockMask& blocks, bool rows) {
 
 inline DropoutParams dropout_params(const Dropout& dropout) {
     DropoutParams params{};
-    params.keep_factor = static_cast<float>(1 / (1 - dropout.p));
+    params.keep_factor = static_cast<float>(dropout.keep_factor());
     params.active = dropout.active();
     params.threshold = dropout.threshold() << 16;
     params.state = dropout.state;
@@ -108,7 +108,7 @@ inline RareParams rare_params(const AttentionProblem& problem) {
 }
 
 inline DoubleParams double_params(const AttentionProblem& problem) {
-    return {problem.softmax_scale, problem.softcap, 1 / (1 - problem.dropout.p)};
+    return {problem.softmax_scale, problem.softcap, problem.dropout.keep_factor()};
 }
 
 // The name of the first rare option that the problem uses, or nullptr.

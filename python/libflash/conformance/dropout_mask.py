@@ -9,15 +9,15 @@ Element (row, column) of query head `head` in sequence `batch` owns 16 bits of P
                offset low 32 bits  XOR  (offset high 32 bits * 0x9E3779B9 mod 2^32))
 
 The eight halves of the four output words, the low half of a word first, belong to columns 8*(column >> 3) .. +7,
-in order. The element is kept iff its half >= min(floor(dropout_p * 2^16 + 1/2), 2^16 - 1), computed in float64; a
-kept probability is multiplied by 1/(1 - dropout_p).
+in order. The element is kept iff its half >= threshold = min(floor(dropout_p * 2^16 + 1/2), 2^16 - 1), computed in
+float64. So it is dropped with the probability threshold / 2^16, and a kept element is multiplied by
+1 / (1 - threshold / 2^16): its mean stays.
 
 `row` and `column` count inside the sequence, so neither packing nor tiling nor splitting changes the mask. If the
 call has positions, `row` and `column` are positions. With sequence_numbers, head_begin and heads_total, these take
 the place of batch, head and heads_q: the sequence's number, head_begin + head, heads_total.
 
-To compare implementations, use a `dropout_p` that float32 represents exactly: the threshold is computed from the
-value passed.
+To compare implementations, use a `dropout_p` that is a multiple of 2^-16: then threshold and factor agree exactly.
 """
 
 from __future__ import annotations
@@ -61,6 +61,16 @@ def random_numbers(seed: int, offset: int, sequence_head: int, rows: int | np.nd
     return np.stack(halves, axis=-1)[:, which, column % 8]
 
 
+def threshold(dropout_p: float) -> int:
+    """Smaller random numbers drop an element."""
+    return int(min(np.floor(np.float64(dropout_p) * 2.0**16 + 0.5), 2.0**16 - 1))
+
+
+def keep_factor(dropout_p: float) -> float:
+    """The factor of kept elements."""
+    return 1 / (1 - threshold(dropout_p) / 2**16)
+
+
 def keep_mask(
     dropout_p: float,
     seed: int,
@@ -72,5 +82,4 @@ def keep_mask(
     columns: int | np.ndarray,
 ) -> np.ndarray:
     """Bool (rows, columns): true where the probability is kept."""
-    threshold = np.uint64(min(np.floor(np.float64(dropout_p) * 2.0**16 + 0.5), 2.0**16 - 1))
-    return random_numbers(seed, offset, batch * heads_q + head, rows, columns) >= threshold
+    return random_numbers(seed, offset, batch * heads_q + head, rows, columns) >= np.uint64(threshold(dropout_p))

@@ -136,8 +136,8 @@ class HeadBounds:
         lse.limit[head.at_lse] = np.where(exact == NEG_INF, 0.0, self.worst + 2 * m.unit * (1 + np.abs(exact)))
 
     def _factor_error(self) -> np.ndarray | float:
-        """Dropout scales the largest weight of each row, exp(0) = 1, by the same factor 1/(1-p), and where that is
-        inexact every row's largest weight has the same rounding error: the one error that never averages out.
+        """Dropout scales the largest weight of each row, exp(0) = 1, by the same factor, and where that is inexact every
+        row's largest weight has the same rounding error: the one error that never averages out.
         """
         w, factor = self.weights, self.keep_max
         if factor == 1:

@@ -8,7 +8,7 @@ order:
     s = s - alibi_slope * |i + Lk - Lq - j| + bias_ij
     hidden keys (causal, window, mask, block_mask, a bias of -inf) are not in the sum
     p = exp(s - lse),  lse = log(sum_visible exp(s) + exp(sink))
-    o_i = sum_j p_ij * keep_ij / (1 - dropout_p) * v_j   keep: see dropout_mask
+    o_i = sum_j p_ij * keep_ij * v_j                     keep: 0 or the factor of dropout, see dropout_mask
 
 Tensors are (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with cu_seqlens; `lse` is the
 natural logarithm, (batch, heads, seqlen_q) or (heads, total_q). Lq and Lk are the valid lengths: seqused,
@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .dropout_mask import keep_mask
+from .dropout_mask import keep_factor, keep_mask
 from .visibility import head_part, visible_keys
 
 NEG_INF = -np.inf
@@ -106,7 +106,7 @@ class Head:
     bias: np.ndarray | float
     visible: np.ndarray
     sink: float  # -inf if absent
-    keep: np.ndarray | float  # dropout: 0 or 1/(1-p); 1 if absent
+    keep: np.ndarray | float  # dropout: 0 or keep_factor(); 1 if absent
 
 
 @dataclasses.dataclass
@@ -304,7 +304,7 @@ def dropout_factor(opt: Options, b: int, heads_q: int, h: int, positions: Positi
     sequence = b if opt.sequence_numbers is None else int(opt.sequence_numbers[b])
     total = opt.heads_total or heads_q
     kept = keep_mask(opt.dropout_p, opt.seed, opt.offset, sequence, total, opt.head_begin + h, positions.rows, positions.columns)
-    return kept / (1 - float(opt.dropout_p))
+    return kept * keep_factor(opt.dropout_p)
 
 
 @np.errstate(all="ignore")  # NaN and inf in the inputs are allowed

@@ -19,6 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
+from .dropout_mask import keep_factor
 from .eager import eager
 from .error_bounds import HeadBounds, Model, Tensor
 from .reference import (
@@ -124,7 +125,7 @@ def expect(
             bounds.add_gradients(tensors, grad, *cotangents)
     problem = dict(q=q, k=k, v=v, dout=dout, dlse=dlse, **options)
     same = np.concatenate(alike).mean() > 0.25 if sum(map(len, alike)) else False
-    factor = 1 / (1 - opt.dropout_p)
+    factor = keep_factor(opt.dropout_p)
     generic = generic and bool(widened(np.float64(factor), dtype) == factor)  # see HeadBounds._factor_error
     return Expected(tensors, problem, generic, sum(few) * 2 >= len(few), bool(same), visible_pairs)
 

@@ -10,6 +10,7 @@
 #include "cuda/host/long_sums.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm80/forward_statistics.cuh"
+#include "dropout_problem.h"
 #include "numbers.h"
 
 using namespace libflash;
@@ -21,7 +22,7 @@ struct Kernel {
 };
 using T = ElementOf<Kernel::config.dtype>;
 constexpr int kDim = HEAD_DIM, kBatch = 2, kRows = 150, kKeys = 200, kHeads = 4, kGroup = 2, kLeft = 90;
-constexpr double kCap = 9, kDrop = 0.25;
+constexpr double kCap = 9, kDrop = 0.3;
 constexpr bool kFloat = Kernel::config.dtype == KernelType::f32_;
 constexpr double kRounding = kFloat ? 0x1p-19 : (Kernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
 
@@ -145,9 +146,7 @@ struct Problem {
         params.head_dim = params.head_dim_v = kDim;
         params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {has(kWindow) ? kLeft : kUnboundedWindow, has(kWindow) ? 0 : kUnboundedWindow, false};
-        params.rare.dropout.keep_factor = 1;
-        if (has(kDropout))
-            params.rare.dropout = {uint32_t(kDrop * 4294967296.0), 17, 4, 9, nullptr, float(1 / (1 - kDrop)), true};
+        params.rare.dropout = dropout_params(dropout_of(has(kDropout) ? kDrop : 0));
         params.shard.heads_total = kHeads;
         if (has(kSink)) params.sink = {sink.data(), 0, 1, true};
         if (has(kScores)) {

@@ -7,11 +7,12 @@
 #include <cstdlib>
 
 #include "cuda/host/long_sums.h"
+#include "dropout_problem.h"
 
 constexpr int kRows = 200, kKeys = 330, kHeads = 2, kLeft = 190;  // two query heads share one key head; causal
 constexpr int kFirstRow = kKeys - kRows;                          // position of row 0
 constexpr int kSequence = 5, kFirstHead = 1, kAllHeads = 7;       // sequence_numbers, head_begin, heads_total
-constexpr double kDrop = 0.25, kCap = 9;
+constexpr double kDrop = 0.3, kCap = 9;
 
 std::mt19937 generator(3);
 template <class Number>
@@ -69,13 +70,8 @@ struct Problem {
         lse64.assign(lse.size(), 0), dsink64.assign(kHeads, 0);
     }
 
-    DropoutParams dropout() const {
-        DropoutParams params{};
-        params.keep_factor = 1;
-        if (!rare) return params;
-        params = {static_cast<uint32_t>(kDrop * 4294967296.0), 17, 4, 9, nullptr, static_cast<float>(1 / (1 - kDrop)), true};
-        return params;
-    }
+    Dropout drops() const { return dropout_of(rare ? kDrop : 0); }
+    DropoutParams dropout() const { return dropout_params(drops()); }
     bool keeps(int row, int head, int key) const {
         if (!rare) return true;
         return is_kept(dropout(), kSequence * kAllHeads + kFirstHead + head, kFirstRow + row, key);
@@ -91,7 +87,7 @@ struct Problem {
             if (rare) slope[j] = 1 - tanh_z * tanh_z, s[j] = kCap * tanh_z;
             sum += std::exp(s[j]);
         }
-        const double log_sum = lse64[row * kHeads + head] = std::log(sum), factor = rare ? 1 / (1 - kDrop) : 1;
+        const double log_sum = lse64[row * kHeads + head] = std::log(sum), factor = drops().keep_factor();
         for (int j = 0; j < kKeys; ++j) {
             const double p = std::exp(s[j] - log_sum);
             if (p == 0 || !keeps(row, head, j)) continue;

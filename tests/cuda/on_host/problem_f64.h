@@ -9,6 +9,7 @@
 #include "cuda/host/tile_schedule.h"
 #include "cuda/params.h"
 #include "cuda/sm80/score_f64.cuh"
+#include "dropout_problem.h"
 #include "exact_sums.h"
 
 using namespace libflash;
@@ -22,7 +23,7 @@ constexpr int kDim = HEAD_DIM - CHANNELS_LEFT_OUT, kDimV = HEAD_DIM / 2 + 2 + CH
 // Several key heads where they do not take long.
 constexpr int kBatch = 2, kKeyHeads = HEAD_DIM > 256 ? 1 : 2, kGroup = 2, kHeads = kGroup * kKeyHeads;
 constexpr int kRows = 150, kKeys = 200;  // of each sequence, if they are not packed
-constexpr double kDrop = 0.25;
+constexpr double kDrop = 0.3;
 
 std::mt19937 generator(5);
 inline Numbers random(size_t count, double scale) {
@@ -90,13 +91,8 @@ struct Problem {
         if (blocked && !block_mask[i / 128 * 4 + j / 128]) return false;
         return !rare || parted || mask[score_at(h, i, j)];
     }
-    DropoutParams dropout() const {
-        DropoutParams params{};
-        params.keep_factor = 1;
-        if (drops) params = {static_cast<uint32_t>(kDrop * 4294967296.0), 17, 4, 9, nullptr, 1, true};
-        return params;
-    }
-    double keep_factor() const { return drops ? 1 / (1 - kDrop) : 1; }
+    DropoutParams dropout() const { return dropout_params(dropout_of(drops ? kDrop : 0)); }
+    double keep_factor() const { return dropout_of(drops ? kDrop : 0).keep_factor(); }
     bool keeps(int b, int h, int i, int j) const {
         if (!drops) return true;
         const uint32_t row = parted ? position(b, i) : i;
