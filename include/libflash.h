@@ -198,7 +198,7 @@ typedef struct flash_tensor_t {
 #define FLASH_FLAG_WINDOW 0x4u        /* use window_left and window_right: i + shift - left <= j <= i + shift + right */
 #define FLASH_FLAG_SCALE 0x8u         /* use softmax_scale; without the flag the scale is 1 / sqrt(D) */
 #define FLASH_FLAG_DETERMINISTIC 0x10u /* backward: the same bits in every run. On CUDA, dq is otherwise summed in an order that
-                                        * varies. With the flag backward is slower (Hopper: 1.13 times on average, 1.4 at most).
+                                        * varies. With the flag backward is slower (Hopper: 1.07 times on average, 1.2 at most).
                                         * UNSUPPORTED where no kernel can do it */
 #define FLASH_FLAG_ROTARY_INTERLEAVED 0x20u /* decode: rotary pairs are (0,1), (2,3), ...; without it (0, r/2), (1, r/2+1), ... */
 #define FLASH_FLAG_FROM_LSE 0x40u /* in flash_tangents_t: flash_attention_forward_tangent reads out and lse (section 14) */
@@ -237,7 +237,7 @@ typedef struct flash_attention_options_t {
     uint32_t flags;         /* FLASH_FLAG_... */
     double softmax_scale;   /* with FLASH_FLAG_SCALE, else 0; any finite value, negative and zero included */
     double softcap;         /* 0: off; otherwise positive and finite */
-    double dropout_p;       /* probability of dropping an entry of P; 0 <= p < 1 */
+    double dropout_p;       /* probability of dropping an entry of P, rounded to a multiple of 2^-16; 0 <= p < 1. See below */
     uint64_t seed;          /* seed and offset of the dropout mask, which depends only on (seed, offset, batch, head, row, */
     uint64_t offset;        /*   column) and is the same in forward and backward and on every backend. See below, and rng_state */
     int64_t window_left;    /* with FLASH_FLAG_WINDOW: how many keys before the diagonal are visible; -1: all. */
@@ -299,9 +299,9 @@ typedef struct flash_attention_options_t {
     /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. For backward and for tangents; see sections 6
      * and 14. */
     const flash_tensor_t *delta;
-    int32_t sm_margin; /* CUDA: leave so many multiprocessors to other kernels, where a kernel has a thread block for */
-                       /*   each of them (forward of sm90), and give less work to thread blocks that begin late. No */
-                       /*   effect elsewhere. Not negative */
+    int32_t sm_margin; /* CUDA: leave this many multiprocessors to other kernels, where a kernel has one thread block */
+                       /*   for each of them (forward, backward and their tangents on sm90); forward also gives less */
+                       /*   work to thread blocks that begin late. No effect elsewhere. Not negative */
     int32_t reserved2; /* 0 */
 
     /* Forward only; outputs, written if given: statistics of the rows. See section 5. */
@@ -314,8 +314,9 @@ typedef struct flash_attention_options_t {
 /* The dropout mask. Philox4x32-7 (Salmon et al., SC 2011) with key (seed mod 2^32, seed / 2^32) and counter (column / 8, row,
  * (batch * Hq + head) mod 2^32, offset mod 2^32 xor (offset / 2^32 * 0x9E3779B9 mod 2^32)) gives four words, each of them two
  * numbers of 16 bits, the low half first. Number (column mod 8) belongs to the column. An entry of P is kept if its number >=
- * min(floor(dropout_p * 2^16 + 1/2), 2^16 - 1); so probabilities are multiples of 2^-16. Kept entries are multiplied by
- * 1 / (1 - dropout_p). `row` and `column` count from the start of the sequence; in packed tensors `batch` is the number of the
+ * threshold = min(floor(dropout_p * 2^16 + 1/2), 2^16 - 1). So the probability of dropping is threshold / 2^16: dropout_p rounded
+ * to a multiple of 2^-16; 0 below 2^-17, at most 1 - 2^-16. Kept entries are multiplied by 1 / (1 - that probability), so the
+ * mean of an entry stays. `row` and `column` count from the start of the sequence; in packed tensors `batch` is the number of the
  * sequence. Dropout does not change lse. With FLASH_FLAG_POSITIONS, row and column are positions; with sequence_numbers and
  * heads_total, `batch` is the number of the sequence, and heads_total and head_begin + head take the place of Hq and head. So
  * calls on parts of a problem (some of its rows, keys, sequences, heads) have the mask of the whole problem.
@@ -332,8 +333,8 @@ typedef struct flash_attention_options_t {
  * Bad contents. The CPU reads cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k before it computes, and refuses what is not
  * described above (INVALID). On CUDA only the kernels read them: in forward, backward and the tangents (section 14) of both,
  * entries of cu_seqlens are clamped to 0 .. rows of their tensor, a sequence whose end is before its begin is empty, and
- * seqused[b] is clamped to 0 .. rows of the sequence. Prefix sums may descend: sequences may be in any order, and those that
- * share no row with another one have their results. Forward and its tangents also have the results of sequences that share keys;
+ * seqused[b] is clamped to 0 .. rows of the sequence. Prefix sums that descend are bad input too, but sequences that share no
+ * row with another one still have their results. Forward and its tangents also have the results of sequences that share keys;
  * otherwise, where sequences share rows, the results of these sequences are undefined. If the sequences have more rows together
  * than the tensor (not: keys, in forward and its tangents), or one has more rows than max_seqlen, all results are undefined. The
  * call always ends, and nothing outside of the tensors is written; nor is it read, if bias, mask and block masks cover the
@@ -389,7 +390,10 @@ FLASH_API flash_status_t flash_attention_forward_workspace_size(const flash_tens
  * Sums over calls. With FLASH_FLAG_ADD, dq, dk and dv are added to, not replaced; rows without a gradient stay as they are. They
  * must be FLOAT32 (FLOAT64 with FLOAT64 tensors). dbias and dsink are replaced as always.
  * delta. rowsum(dout * out) - dlse is the same for all parts of the keys. If given, options->delta is written by a call without
- * FLASH_FLAG_ADD, and read by a call with it; the latter does not read out, and dlse, which delta contains, must be NULL. */
+ * FLASH_FLAG_ADD, and read by a call with it; the latter does not read out, and dlse, which delta contains, must be NULL.
+ *
+ * Long sums. On CUDA with more than 256 channels and 16-bit types, UNSUPPORTED: sums over more than 65536 keys, or over so many
+ * rows of the heads that share a key head (BFLOAT16: 262144; Hopper: twice as many, and any number of rows in its own kernel). */
 FLASH_API flash_status_t flash_attention_backward(const flash_tensor_t *dout, const flash_tensor_t *q, const flash_tensor_t *k,
                                                   const flash_tensor_t *v, const flash_tensor_t *out,
                                                   const flash_tensor_t *lse, const flash_tensor_t *dq,
@@ -783,7 +787,7 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
  *
  * A tangent is the derivative along one direction: if each input x moves along its tangent tx, out moves along tangents.out.
  * flash_attention_forward_tangent is the tangent of forward (a Jacobian-vector product), flash_attention_backward_tangent that
- * of backward. In the notation of section 1, with a leading t for a tangent, R the factor of dropout (0 or 1 / (1 - dropout_p)),
+ * of backward. In the notation of section 1, with a leading t for a tangent, R the factor of dropout (see section 4),
  * z = softmax_scale * dot(q_i, k_j) and g = 1 - tanh(z / softcap)^2 (1 without softcap):
  *
  *     ts   = g * softmax_scale * (dot(tq_i, k_j) + dot(q_i, tk_j)) + tbias_ij

@@ -169,9 +169,9 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     block_mask : bool (batch or 1, heads_q or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)), or a BlockMask
         True keeps the block of 128 x 128 scores.
     dropout_p : float
-        Probability of dropping an entry of the softmax, from 0 up to but not 1, in steps of 2**-16 (the kept entries are
-        multiplied by 1 / (1 - dropout_p) as given). The mask depends on (seed, offset, batch, head, row, column) alone; the
-        definition (Philox4x32-7) is in libflash.h.
+        Probability of dropping an entry of the softmax, at least 0 and below 1; rounded to a multiple of 2**-16, at most
+        1 - 2**-16. Kept entries are multiplied by 1 / (1 - that probability). The mask depends on (seed, offset, batch, head,
+        row, column) alone; the definition (Philox4x32-7) is in libflash.h.
     seed, offset : int from 0 to 2**64 - 1, also an integer array without dimensions
         Or seed alone: an array of two int64 or uint64 numbers on q's device, seed and offset, read as 64 bits each. On a GPU the
         kernels read it when they run, so a captured CUDA graph uses the numbers that it holds at each replay.
@@ -214,7 +214,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         QK-clip needs it. With scale, softcap, ALiBi and bias; the sink is no score.
     entropy : shape and type of lse
         An output: the entropy of each row's softmax in nats, sink included, dropout ignored.
-        These two have no gradients. Packed rows that belong to no sequence are not written. On a GPU head dims are at most 256.
+        These two have no gradients. Packed rows that belong to no sequence are not written.
     stream : int or object with __cuda_stream__
         CUDA stream instead of the current one. The caller must then keep the arrays alive until the work is done, and order the
         work of the call with the work on other streams.

@@ -127,7 +127,7 @@ def attention_backward(
     deterministic : bool
         The same bits in every run; UnsupportedError if no kernel can do that. The CPU is always deterministic.
     delta : shape and type of lse
-        rowsum(dout * out) - dlse. Written, or with add read instead of out and dlse.
+        rowsum(dout * out) - dlse. Without add it is written. With add it is read in place of out, and dlse must be None.
     add : bool
         Add to dq, dk and dv, which must be given and be float32 (float64 for float64).
     dq, dk, dv : arrays with shape and type of q, k, v
@@ -141,7 +141,7 @@ def attention_backward(
 
     Returns
     -------
-    (dq, dk, dv). With grouped queries dk and dv are summed over the group in float32.
+    (dq, dk, dv). With grouped queries dk and dv are summed over the group in float32 (float64 for float64).
 
     Raises
     ------
