@@ -1,6 +1,6 @@
 // The loop over the queries of a work tile in the general instance of the sm_90a backward kernel, up to 64 channels, where there
-// are registers for a pipeline: while the options of a chunk of queries are applied, the tensor cores compute S and dP of the next
-// chunk, and dV and dK of the previous one.
+// are registers for a pipeline: while the options of a chunk of queries are applied, the tensor cores compute S and dP of the
+// next chunk, and dV and dK of the previous one.
 #pragma once
 
 #include "cuda/sm90/backward_chunk_products.cuh"

@@ -1,52 +1,11 @@
 // The rare options in the general instance of the sm_90a backward kernel with more than 128 channels, where the consumer
-// warpgroups divide the products. The layout is that of backward_scores.cuh, for kChunk queries at a time. Up to 128 channels:
-// backward_rare_options.cuh, whose passes have fewer instructions, but spill here.
+// warpgroups divide the products. The layout is that of backward_scores.cuh, for kChunk queries at a time. Up to 128 channels,
+// where a warpgroup has both S and dP: backward_rare_options.cuh.
 #pragma once
 
-#include "cuda/attention/rare_gradients.cuh"
 #include "cuda/sm90/backward_chunk_options.cuh"
 
 namespace libflash::cuda::sm90 {
-
-// Turns the dot product s into p, and dp into p times steps.differentiate(). at(i) gives element i of kCount; bit i of `keep`
-// says whether dropout keeps it. `tiles`: a QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon
-// as its factor is known, so that no other values need registers. `steps`: see BackwardDividedOptions::Steps.
-template <class T, int kCount, class Tiles, class ElementAt, class Steps>
-__device__ __forceinline__ void apply_rare_steps(const RareParams& rare, float softmax_scale, const Tiles& tiles, int alibi_shift,
-                                                 int head, uint32_t keep, const ElementAt& at, const Steps& steps) {
-    const auto for_all = [&](const auto& rule) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            const GradientElement x = at(i);
-            rule(x.s, x.row, x.key);
-        }
-    };
-    const auto for_each = [&](const auto& rule) {
-        for_all([&](float& score, int row, int key) {
-            if (row < tiles.length_q && key < tiles.length_k) rule(score, row, key);
-        });
-    };
-    steps.scale(softmax_scale, for_all);
-    const float inverse = steps.before_softcap() && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-        const GradientElement x = at(i);
-        const float capped = x.s * inverse, slope = fmaf(-capped, capped, 1.0f);
-        x.dp = steps.differentiate(x, slope, keep >> i & 1);
-    }
-    ScoreRules<T> rules;
-    rules.init(rare, tiles.batch, head, alibi_shift);
-    steps.apply_own(rules);
-    add_and_hide<T>(rare, rules, for_all, for_each);
-    steps.hide();
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-        const GradientElement x = at(i);
-        x.s = exp2_approx(min_or_nan(x.s - x.lse_log2, steps.largest_exponent()));
-        x.dp *= x.s;
-        if (!(keep >> i & 1)) x.s = 0.0f;
-    }
-}
 
 template <class Traits>
 struct BackwardDividedOptions : BackwardChunkOptions<Traits> {
@@ -59,9 +18,29 @@ struct BackwardDividedOptions : BackwardChunkOptions<Traits> {
     // bit where dropout removes the probability (differentiate_kept()). `of`: its first bits are those of the chunk.
     __device__ __forceinline__ void apply_to_values(Scores& s, Scores& weights, const ChunkOrigin& origin, const Bits& of,
                                                     bool edge) const {
-        apply(s, weights, origin, of, edge, [](const GradientElement&, float slope, bool) { return slope; });
+        const RareParams& rare = context.params.rare;
+        const auto& tiles = context.tile().tiles;
+        const auto for_all = [&](const auto& rule) {
 #pragma unroll
-        for (int i = 0; i < kScores; ++i) weights[i] = of.keep >> i & 1 ? fabsf(weights[i]) : -fabsf(weights[i]);
+            for (int i = 0; i < kScores; ++i) rule(s[i], origin.row + i / 4 * 8 + i % 2, origin.key + i / 2 % 2 * 8);
+        };
+        const bool natural = are_in_natural_units(rare, context.params.scale_log2);
+        if (natural) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
+        set_to_slopes(weights, s);
+        const ScoreRules<T> of_head = this->rules(origin);
+        if (of_head.bias) rare.bias.is_float ? add_bias<float>(s, of_head.bias, origin) : add_bias<T>(s, of_head.bias, origin);
+        if (rare.alibi_slopes.data) {
+            const float slope = of_head.slope;
+            const int shift = of_head.alibi_shift;
+            for_all([&](float& score, int row, int key) { subtract_alibi(score, slope, row + shift, key); });
+        }
+        if (rare.mask.data) {
+#pragma unroll
+            for (int i = 0; i < kScores; ++i)
+                if (of.hidden >> i & 1) s[i] = -INFINITY;
+        }
+        if (edge) mask_edge_transposed(tiles, origin.row, origin.key, -INFINITY, s);
+        multiply_by_probabilities(s, weights, origin, of.keep, natural ? kLog2e : context.params.scale_log2);
     }
 
     // dS for 16 queries from dP, x[8 * step] to x[8 * step + 7], and rounded weights of apply_to_values(). `statistics`: the
@@ -85,64 +64,35 @@ struct BackwardDividedOptions : BackwardChunkOptions<Traits> {
     }
 
 private:
-    // The steps of apply_rare_steps(). The mask is in `bits`, and the bias is added here.
-    template <class Differentiate>
-    struct Steps {
-        const BackwardContext<Traits>& context;
-        const ChunkOrigin& origin;
-        Scores& scores;
-        uint32_t hidden;
-        bool edge;
-        int lane;
-        const Differentiate& differentiate_element;
-
-        __device__ __forceinline__ bool before_softcap() const { return true; }
-        __device__ __forceinline__ float largest_exponent() const { return exponent_shift<T>() + Traits::kProbabilityShift; }
-        __device__ __forceinline__ float differentiate(const GradientElement& x, float slope, bool kept) const {
-            return differentiate_element(x, slope, kept);
-        }
-        template <class ForAll>
-        __device__ __forceinline__ void scale(float softmax_scale, const ForAll& for_all) const {
-            scale_and_cap_quickly(context.params.rare, softmax_scale, for_all);
-        }
-        __device__ __forceinline__ void apply_own(ScoreRules<T>& rules) const {
-            if (rules.bias) context.params.rare.bias.is_float ? add_bias<float>(rules.bias) : add_bias<T>(rules.bias);
-            rules.bias = nullptr, rules.mask = nullptr;
-        }
-        template <class Number>
-        __device__ __forceinline__ void add_bias(const void* of_head) const {
-            const auto& tiles = context.tile().tiles;
-            const ScoreRows<Number> bias(context.params.rare.bias, of_head, origin.key - (lane >> 2), tiles.length_q,
-                                         tiles.length_k);
-            add_transposed_bias<kChunk>(scores, 1.0f, bias, origin.row - (lane & 3) * 2, lane);
-        }
-        __device__ __forceinline__ void hide() const {
-            const auto& tiles = context.tile().tiles;
+    // The slopes of the softcap at the capped scores.
+    __device__ __forceinline__ void set_to_slopes(Scores& x, const Scores& s) const {
+        const float cap = context.params.rare.softcap, inverse = cap > 0.0f ? 1.0f / cap : 0.0f;
 #pragma unroll
-            for (int i = 0; i < kScores; ++i)
-                if (hidden >> i & 1) scores[i] = -INFINITY;
-            if (edge) mask_edge_transposed(tiles, origin.row, origin.key, -INFINITY, scores);
+        for (int i = 0; i < kScores; ++i) {
+            const float capped = s[i] * inverse;
+            x[i] = fmaf(-capped, capped, 1.0f);
         }
-    };
-
-    template <class Differentiate>
-    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, bool edge,
-                                          const Differentiate& differentiate) const {
-        const auto& tiles = context.tile().tiles;
-        const auto* const statistics = reinterpret_cast<const float4*>(context.tiles.statistics(origin.stage) + origin.first +
-                                                                       (static_cast<int>(threadIdx.x) & 3) * 2);
-        const auto at = [&](int i) -> GradientElement {
-            const float4 f = statistics[i / 4 * 4];
-            return {s[i],
-                    dp[i],
-                    origin.row + i / 4 * 8 + i % 2,
-                    origin.key + i / 2 % 2 * 8,
-                    (i % 2 ? f.z : f.x) - Traits::kProbabilityShift,
-                    i % 2 ? f.w : f.y};
-        };
-        const Steps<Differentiate> steps{context, origin, s, of.hidden, edge, static_cast<int>(threadIdx.x & 31), differentiate};
-        apply_rare_steps<T, kScores>(context.params.rare, context.params.softmax_scale, tiles, tiles.length_k - tiles.length_q,
-                                     origin.head, of.keep, at, steps);
+    }
+    template <class Number>
+    __device__ __forceinline__ void add_bias(Scores& s, const void* of_head, const ChunkOrigin& origin) const {
+        const int lane = Base::lane();
+        const ScoreRows<Number> bias = this->template rows_of<Number>(context.params.rare.bias, of_head, origin, lane);
+        add_transposed_bias<kChunk>(s, 1.0f, bias, origin.row - (lane & 3) * 2, lane);
+    }
+    // s becomes P, or 0 where dropout removes it; weights are multiplied by P before dropout.
+    __device__ __forceinline__ void multiply_by_probabilities(Scores& s, Scores& weights, const ChunkOrigin& origin,
+                                                              uint32_t keep, float unit) const {
+        const auto* const statistics =
+            reinterpret_cast<const float4*>(context.tiles.statistics(origin.stage) + origin.first + (Base::lane() & 3) * 2);
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+            const float4 two = statistics[i / 4 * 4];
+            const float exponent = fmaf(s[i], unit, Traits::kProbabilityShift - (i % 2 ? two.z : two.x));
+            const float p = exp2_approx(min_or_nan(exponent, exponent_shift<T>() + Traits::kProbabilityShift));
+            const bool kept = keep >> i & 1;
+            weights[i] = kept ? fabsf(weights[i] * p) : -fabsf(weights[i] * p);
+            s[i] = kept ? p : 0.0f;
+        }
     }
 };
 
