@@ -33,7 +33,12 @@ MEMORY = {
     "keys far apart": lambda scores: scores.transpose(2, 3).contiguous().transpose(2, 3),
 }
 # Keys of the problem (the last tile of keys may be incomplete, or have fewer than 16 keys), and whether all rows share a mask.
-PROBLEMS = {"whole tiles": (256, False), "whole 16 keys": (KEYS, False), "a part of 16 keys": (KEYS - 7, False), "one row": (KEYS, True)}
+PROBLEMS = {
+    "whole tiles": (256, False),
+    "whole 16 keys": (KEYS, False),
+    "a part of 16 keys": (KEYS - 7, False),
+    "one row": (KEYS, True),
+}
 KINDS = {"mask": torch.bool, "bias": None, "float32 bias": torch.float32}  # None: the type of q
 
 
