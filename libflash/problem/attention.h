@@ -45,7 +45,7 @@ struct Dropout {
     uint64_t offset = 0;
     const uint64_t* state = nullptr;  // CUDA with rng_state: {seed, offset} on the device; replaces the two above
     bool active() const { return threshold() > 0; }
-    // Random numbers of 16 bits below it drop an entry of P. Its multiple of 2^-16 is the probability of dropping.
+    // Random numbers of 16 bits below it drop an entry of P: threshold() / 2^16 is the probability of dropping.
     uint32_t threshold() const { return static_cast<uint32_t>(std::min(p * 65536 + 0.5, 65535.0)); }
     // The factor of kept entries: 1 / (1 - the probability of dropping).
     double keep_factor() const { return 65536.0 / (65536 - threshold()); }

@@ -239,7 +239,7 @@ AttentionCase::AttentionCase(Bytes& bytes) {
     m.dlse = tensor[kDlse].present() ? magnitude : 0;
     m.scale = options.flags & FLASH_FLAG_SCALE ? options.softmax_scale : 1 / std::sqrt(static_cast<double>(head_dim));
     m.softcap = options.softcap;
-    m.keep = 1 / (1 - options.dropout_p);
+    m.keep = 1 / (1 - options.dropout_p);  // dropout_p is a multiple of 2^-16
     m.head_dim = static_cast<double>(head_dim), m.head_dim_v = static_cast<double>(head_dim_v);
     m.rows = static_cast<double>(seqlen_q), m.keys = static_cast<double>(seqlen_k);
     m.group = static_cast<double>(heads_q / heads_k);

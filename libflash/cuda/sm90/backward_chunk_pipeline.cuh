@@ -16,6 +16,7 @@ struct BackwardChunkPipeline {
     using State = typename ChunkProducts::State;
     using Place = typename ChunkProducts::Place;
     using Scores = typename ChunkProducts::Scores;
+    using Fragments = typename ChunkProducts::Fragments;
     using Position = typename BackwardQueryTiles<Traits>::Position;
 
     BackwardContext<Traits>& context;
@@ -27,31 +28,39 @@ struct BackwardChunkPipeline {
     // Adds the tile at `at` and all that follow to dV and dK. No product is in flight at the end of the loop's body: the compiler
     // would serialise the products.
     __device__ __forceinline__ void run(State& c, Position at) const {
-        Scores s, dp, next_s, next_dp;
-        typename ChunkProducts::Fragments p, ds;  // of the previous chunk
+        Scores s, dp;
+        Fragments p, ds;  // of the previous chunk
         products.clear(p), products.clear(ds);
         wait_for_tile(c, at);
         Place previous, chunk{c.queries.stage, 0};
         products.issue_scores(c, chunk, s, dp);
-        wait_for_scores(s, dp);
+        wgmma_wait<0>();
+        wgmma_fence_operand(s);
+        wgmma_fence_operand(dp);
         bool more = true;
 #pragma unroll 1
         while (more) {
             const auto origin = scores.origin(at, chunk.stage, chunk.first, c.first_key, c.lane);
             const bool edge = query_tiles.is_edge(at.tile);
             const Place next = next_chunk(c, chunk, at, more);
+            Scores next_s, next_dp;
             products.issue_scores(c, next, next_s, next_dp);
-            products.issue_sums(c, previous, p, ds);
+            if (previous.exists()) issue_sums(c, previous, p, ds);
             scores.apply(s, dp, origin, scores.template bits<Traits::kChunk>(origin, c.lane), edge);
-            products.complete_sums(c, previous);
-            wait_for_scores(next_s, next_dp);
-            products.round(c, chunk, s, dp, p, ds);
+            wait_for_sums(c);
+            wgmma_fence_operand(next_s);
+            wgmma_fence_operand(next_dp);
+            products.release(c, previous);
+            BackwardScores<Traits>::round(p, s);
+            BackwardScores<Traits>::round(ds, dp);
+            products.store_ds(c, chunk, ds);
 #pragma unroll
             for (int i = 0; i < ChunkProducts::kScores; ++i) s[i] = next_s[i], dp[i] = next_dp[i];
             previous = chunk, chunk = next;
         }
-        products.issue_sums(c, previous, p, ds);
-        products.complete_sums(c, previous);
+        issue_sums(c, previous, p, ds);
+        wait_for_sums(c);
+        products.release(c, previous);
     }
 
 private:
@@ -59,10 +68,14 @@ private:
         c.queries.wait_full();
         zero_fill.queries(c.queries.stage, at.tile);
     }
-    __device__ __forceinline__ static void wait_for_scores(Scores& s, Scores& dp) {
+    __device__ __forceinline__ void issue_sums(State& c, const Place& chunk, const Fragments& p, const Fragments& ds) const {
+        products.issue_dv(c, chunk, p);
+        products.issue_dk(c, chunk, ds);
+    }
+    __device__ __forceinline__ static void wait_for_sums(State& c) {
         wgmma_wait<0>();
-        wgmma_fence_operand(s);
-        wgmma_fence_operand(dp);
+        wgmma_fence_operand(c.dk);
+        wgmma_fence_operand(c.dv);
     }
     // The chunk after this one, whose tile is then at `at`. If there is none: the same chunk, whose scores are computed in vain.
     __device__ __forceinline__ Place next_chunk(State& c, const Place& chunk, Position& at, bool& more) const {

@@ -29,28 +29,19 @@ struct BackwardChunkProducts {
         Products::template issue_scores<kChunk>(s, k, c.addresses.first_row, q, chunk.first);
         Products::template issue_scores<kChunk>(dp, Tiles::v_of(k), c.addresses.first_row, Tiles::dout_of(q), chunk.first);
     }
-    // Issues dV += P^T dO and dK += dS^T Q, one wgmma group, which is empty if there is no chunk.
-    __device__ __forceinline__ void issue_sums(State& c, const Place& chunk, const Fragments& p, const Fragments& ds) const {
-        if (chunk.exists()) {
-            const uint32_t q = uniform(Tiles::q(c.addresses.tiles, chunk.stage));
-            wgmma_fence();
-            Products::add(c.dv, p, Tiles::dout_of(q), chunk.first);
-            Products::add(c.dk, ds, q, chunk.first);
-        }
-        wgmma_commit();
+    // Issue dV += P^T dO and dK += dS^T Q, a wgmma group each.
+    __device__ __forceinline__ void issue_dv(State& c, const Place& chunk, const Fragments& p) const {
+        add(c.dv, p, Tiles::dout_of(uniform(Tiles::q(c.addresses.tiles, chunk.stage))), chunk.first);
     }
-    // After issue_sums(): waits for all products, and releases the stage of a tile whose last chunk this was.
-    __device__ __forceinline__ void complete_sums(State& c, const Place& chunk) const {
-        wgmma_wait<0>();
-        wgmma_fence_operand(c.dk);
-        wgmma_fence_operand(c.dv);
+    __device__ __forceinline__ void issue_dk(State& c, const Place& chunk, const Fragments& ds) const {
+        add(c.dk, ds, uniform(Tiles::q(c.addresses.tiles, chunk.stage)), chunk.first);
+    }
+    // When all products with the chunk are complete: releases the stage of its tile if this was the last chunk.
+    __device__ __forceinline__ void release(const State& c, const Place& chunk) const {
         if (chunk.exists() && chunk.ends_tile() && arrives_for_warp(c.lane)) c.queries.empty_of(chunk.stage).arrive();
     }
-    // Rounds P and dS, and stores dS for the dQ warpgroup.
-    __device__ __forceinline__ void round(State& c, const Place& chunk, const Scores& s, const Scores& dp, Fragments& p,
-                                          Fragments& ds) const {
-        BackwardScores<Traits>::round(p, s);
-        BackwardScores<Traits>::round(ds, dp);
+    // Stores dS for the dQ warpgroup.
+    __device__ __forceinline__ void store_ds(State& c, const Place& chunk, const Fragments& ds) const {
         if (chunk.first == 0) c.gradients.wait_empty();
         Products::store_ds(c.addresses, c.gradients.stage, ds, chunk.first);
         if (chunk.ends_tile()) Products::publish_ds(c.gradients, c.lane);
@@ -58,6 +49,14 @@ struct BackwardChunkProducts {
     __device__ __forceinline__ static void clear(Fragments& x) {
 #pragma unroll
         for (int i = 0; i < kChunk / 4; ++i) x[i / 4][i % 4] = 0;
+    }
+
+private:
+    __device__ __forceinline__ static void add(typename Products::Sums& sums, const Fragments& weights, uint32_t queries,
+                                               int first) {
+        wgmma_fence();
+        Products::add(sums, weights, queries, first);
+        wgmma_commit();
     }
 };
 

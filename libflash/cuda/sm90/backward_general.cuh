@@ -1,7 +1,7 @@
 // The consumer warpgroups of the general instance of the sm_90a backward kernel for head_dim up to 128: as in
 // backward_dk_dv.cuh, with block masks and the rare options. The options need registers, so K is read from shared memory, and
-// kChunk queries of a tile are processed at a time. While the options of a chunk are applied, the tensor cores compute dV and dK
-// of the previous one.
+// kChunk queries of a tile are processed at a time. While the options of a chunk are applied, the tensor cores compute dK of the
+// previous one.
 #pragma once
 
 #include "cuda/sm90/backward_chunk_pipeline.cuh"
@@ -61,8 +61,8 @@ private:
         if constexpr (Traits::kHeadDim <= 64) {
             BackwardChunkPipeline<Traits>{context}.run(c, at);
         } else {
-            Fragments p, ds;  // of the previous chunk
-            products.clear(p), products.clear(ds);
+            Fragments ds;  // of the previous chunk
+            products.clear(ds);
             Place previous;
 #pragma unroll 1
             for (; at.left > 0; query_tiles.advance(at)) {
@@ -71,30 +71,44 @@ private:
 #pragma unroll 1
                 for (int first = 0; first < Traits::kBlockM; first += kChunk) {
                     const Place chunk{c.queries.stage, first};
-                    add_chunk(c, at, chunk, previous, p, ds);
+                    add_chunk(c, at, chunk, previous, ds);
                     previous = chunk;
                 }
                 c.queries.advance();
             }
-            products.issue_sums(c, previous, p, ds);
-            products.complete_sums(c, previous);
+            products.issue_dk(c, previous, ds);
+            wgmma_wait<0>();
+            wgmma_fence_operand(c.dk);
+            products.release(c, previous);
         }
     }
-    // Computes P and dS of a chunk, and adds the previous one to dV and dK. No product is in flight at the end: the compiler
-    // would serialise the products.
+    // Computes P and dS of a chunk, adds P^T dO to dV, and dS^T Q of the previous chunk to dK. `ds`: rounded dS of the previous
+    // chunk, then of this one. No product is in flight at the end: the compiler would serialise the products.
     __device__ __forceinline__ void add_chunk(State& c, const Position& at, const Place& chunk, const Place& previous,
-                                              Fragments& p, Fragments& ds) const {
+                                              Fragments& ds) const {
         typename ChunkProducts::Scores s, dp;
         products.issue_scores(c, chunk, s, dp);
-        products.issue_sums(c, previous, p, ds);
+        if (previous.exists()) {
+            products.issue_dk(c, previous, ds);
+        } else {
+            wgmma_commit();  // so that a group follows S and dP in any case
+        }
         const auto origin = scores.origin(at, chunk.stage, chunk.first, c.first_key, c.lane);
         const auto bits = scores.template bits<kChunk>(origin, c.lane);
         wgmma_wait<1>();
         wgmma_fence_operand(s);
         wgmma_fence_operand(dp);
         scores.apply(s, dp, origin, bits, query_tiles.is_edge(at.tile));
-        products.complete_sums(c, previous);
-        products.round(c, chunk, s, dp, p, ds);
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.dk);
+        products.release(c, previous);
+        Fragments p;
+        BackwardScores<Traits>::round(p, s);
+        BackwardScores<Traits>::round(ds, dp);
+        products.issue_dv(c, chunk, p);
+        products.store_ds(c, chunk, ds);
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.dv);
     }
 };
 

@@ -97,6 +97,7 @@ struct ForwardTraits {
     // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second
     // stage of Q, so that Q of the next work tile is loaded before the current one is done.
     static constexpr int kSpareBytes = kMaxSharedBytes - kStorageBytes - kMinTileBytes;
+    static_assert(kSpareBytes >= 0);
     static constexpr bool kTmaStore = !kCopied && kSpareBytes >= kOutBytes;  // copied keys: a third stage of V is worth more
     static constexpr int kVStages =
         kStages + (kStages == 2 && kSpareBytes >= (kTmaStore ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
