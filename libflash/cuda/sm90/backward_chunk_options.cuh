@@ -1,5 +1,6 @@
 // What backward_rare_options.cuh and backward_divided_options.cuh have in common: where a chunk of queries is in the matrix of
-// scores, and the bits of dropout and mask. The layout is that of backward_scores.cuh, for kChunk queries.
+// scores, the bits of dropout and mask, and single steps of the options. The layout is that of backward_scores.cuh, for kChunk
+// queries.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -74,6 +75,46 @@ protected:
         return {tensor, of_head, origin.key - (lane >> 2), tiles.length_q, tiles.length_k};
     }
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x & 31); }
+
+    // Row and key of element i, relative to those of element 0.
+    __device__ __forceinline__ static constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
+    __device__ __forceinline__ static constexpr int key_of(int i) { return i / 2 % 2 * 8; }
+    // Calls rule(i, slope) with the slopes of the softcap at the capped scores; 1 without softcap.
+    template <class Rule>
+    __device__ __forceinline__ void for_slopes(const Scores& s, const Rule& rule) const {
+        const float cap = context.params.rare.softcap, inverse = cap > 0.0f ? 1.0f / cap : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+            const float capped = s[i] * inverse;
+            rule(i, fmaf(-capped, capped, 1.0f));
+        }
+    }
+    // s = factor * s + bias.
+    __device__ __forceinline__ void add_bias(Scores& s, float factor, const void* of_head, const ChunkOrigin& origin) const {
+        if (context.params.rare.bias.is_float) {
+            add_bias_of<float>(s, factor, of_head, origin);
+        } else {
+            add_bias_of<T>(s, factor, of_head, origin);
+        }
+    }
+    // Hides scores by the boolean mask, the causal mask, the window and the lengths. `edge`: whether the tile is one that the
+    // last three hide a part of.
+    __device__ __forceinline__ void hide(Scores& s, const ChunkOrigin& origin, uint32_t hidden, bool edge) const {
+        if (context.params.rare.mask.data) {
+#pragma unroll
+            for (int i = 0; i < kScores; ++i)
+                if (hidden >> i & 1) s[i] = -INFINITY;
+        }
+        if (edge) mask_edge_transposed(context.tile().tiles, origin.row, origin.key, -INFINITY, s);
+    }
+
+private:
+    template <class Number>
+    __device__ __forceinline__ void add_bias_of(Scores& s, float factor, const void* of_head, const ChunkOrigin& origin) const {
+        const int lane = this->lane();
+        const ScoreRows<Number> bias = rows_of<Number>(context.params.rare.bias, of_head, origin, lane);
+        add_transposed_bias<kChunk>(s, factor, bias, origin.row - (lane & 3) * 2, lane);
+    }
 };
 
 }  // namespace libflash::cuda::sm90

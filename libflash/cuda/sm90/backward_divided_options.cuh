@@ -10,7 +10,7 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct BackwardDividedOptions : BackwardChunkOptions<Traits> {
     using Base = BackwardChunkOptions<Traits>;
-    using Base::context, Base::kScores, Base::kChunk;
+    using Base::context, Base::kScores;
     using typename Base::Bits, typename Base::ChunkOrigin, typename Base::Scores, typename Base::T;
 
     // For consumers that divide the products, where only the other warpgroup has dP. Turns the dot products into P times
@@ -19,27 +19,21 @@ struct BackwardDividedOptions : BackwardChunkOptions<Traits> {
     __device__ __forceinline__ void apply_to_values(Scores& s, Scores& weights, const ChunkOrigin& origin, const Bits& of,
                                                     bool edge) const {
         const RareParams& rare = context.params.rare;
-        const auto& tiles = context.tile().tiles;
         const auto for_all = [&](const auto& rule) {
 #pragma unroll
-            for (int i = 0; i < kScores; ++i) rule(s[i], origin.row + i / 4 * 8 + i % 2, origin.key + i / 2 % 2 * 8);
+            for (int i = 0; i < kScores; ++i) rule(s[i], origin.row + Base::row_of(i), origin.key + Base::key_of(i));
         };
         const bool natural = are_in_natural_units(rare, context.params.scale_log2);
         if (natural) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
-        set_to_slopes(weights, s);
+        this->for_slopes(s, [&](int i, float slope) { weights[i] = slope; });
         const ScoreRules<T> of_head = this->rules(origin);
-        if (of_head.bias) rare.bias.is_float ? add_bias<float>(s, of_head.bias, origin) : add_bias<T>(s, of_head.bias, origin);
+        if (of_head.bias) this->add_bias(s, 1.0f, of_head.bias, origin);
         if (rare.alibi_slopes.data) {
             const float slope = of_head.slope;
             const int shift = of_head.alibi_shift;
             for_all([&](float& score, int row, int key) { subtract_alibi(score, slope, row + shift, key); });
         }
-        if (rare.mask.data) {
-#pragma unroll
-            for (int i = 0; i < kScores; ++i)
-                if (of.hidden >> i & 1) s[i] = -INFINITY;
-        }
-        if (edge) mask_edge_transposed(tiles, origin.row, origin.key, -INFINITY, s);
+        this->hide(s, origin, of.hidden, edge);
         multiply_by_probabilities(s, weights, origin, of.keep, natural ? kLog2e : context.params.scale_log2);
     }
 
@@ -64,21 +58,6 @@ struct BackwardDividedOptions : BackwardChunkOptions<Traits> {
     }
 
 private:
-    // The slopes of the softcap at the capped scores.
-    __device__ __forceinline__ void set_to_slopes(Scores& x, const Scores& s) const {
-        const float cap = context.params.rare.softcap, inverse = cap > 0.0f ? 1.0f / cap : 0.0f;
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) {
-            const float capped = s[i] * inverse;
-            x[i] = fmaf(-capped, capped, 1.0f);
-        }
-    }
-    template <class Number>
-    __device__ __forceinline__ void add_bias(Scores& s, const void* of_head, const ChunkOrigin& origin) const {
-        const int lane = Base::lane();
-        const ScoreRows<Number> bias = this->template rows_of<Number>(context.params.rare.bias, of_head, origin, lane);
-        add_transposed_bias<kChunk>(s, 1.0f, bias, origin.row - (lane & 3) * 2, lane);
-    }
     // s becomes P, or 0 where dropout removes it; weights are multiplied by P before dropout.
     __device__ __forceinline__ void multiply_by_probabilities(Scores& s, Scores& weights, const ChunkOrigin& origin,
                                                               uint32_t keep, float unit) const {

@@ -9,7 +9,7 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct BackwardRareOptions : BackwardChunkOptions<Traits> {
     using Base = BackwardChunkOptions<Traits>;
-    using Base::context, Base::kScores, Base::kChunk;
+    using Base::context, Base::kScores;
     using typename Base::Bits, typename Base::ChunkOrigin, typename Base::Scores, typename Base::T;
 
     // Turns the dot products s and dp into P and dS. The options are applied one after another, because each pass over the scores
@@ -23,7 +23,7 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
         if (in_natural_units() && !scales) scale_and_cap(s);
         if (capped) {
             for_elements(origin, [&](int i, float, float delta) { dp[i] = kept_term(i, delta); });
-            multiply_by_slopes(dp, s);
+            this->for_slopes(s, [&](int i, float slope) { dp[i] *= slope; });
         }
         add_and_hide(s, scales ? context.params.softmax_scale : 1.0f, origin, of.hidden, edge);
         if (capped) {
@@ -51,30 +51,8 @@ private:
                                                  bool edge) const {
         const RareParams& rare = context.params.rare;
         if (rare.alibi_slopes.data) subtract_alibi(s, origin);
-        if (rare.bias.data) rare.bias.is_float ? add_bias<float>(s, factor, origin) : add_bias<T>(s, factor, origin);
-        if (rare.mask.data) {
-#pragma unroll
-            for (int i = 0; i < kScores; ++i)
-                if (hidden >> i & 1) s[i] = -INFINITY;
-        }
-        if (edge) mask_edge_transposed(context.tile().tiles, origin.row, origin.key, -INFINITY, s);
-    }
-    // Multiplies by the slopes of the softcap at the capped scores.
-    __device__ __forceinline__ void multiply_by_slopes(Scores& x, const Scores& s) const {
-        const float cap = context.params.rare.softcap, inverse = cap > 0.0f ? 1.0f / cap : 0.0f;
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) {
-            const float capped = s[i] * inverse;
-            x[i] *= fmaf(-capped, capped, 1.0f);
-        }
-    }
-    // s = factor * s + bias.
-    template <class Number>
-    __device__ __forceinline__ void add_bias(Scores& s, float factor, const ChunkOrigin& origin) const {
-        const int lane = Base::lane();
-        const ScoreRows<Number> bias =
-            this->template rows_of<Number>(context.params.rare.bias, this->rules(origin).bias, origin, lane);
-        add_transposed_bias<kChunk>(s, factor, bias, origin.row - (lane & 3) * 2, lane);
+        if (rare.bias.data) this->add_bias(s, factor, this->rules(origin).bias, origin);
+        this->hide(s, origin, hidden, edge);
     }
     // Calls rule(i, lse_log2, delta) for all elements, with the statistics of their rows.
     template <class Rule>
@@ -88,16 +66,13 @@ private:
             for (int e = 0; e < 4; ++e) rule(i + e, e % 2 ? two.z : two.x, e % 2 ? two.w : two.y);
         }
     }
-    // Row and key of element i, relative to those of element 0.
-    __device__ __forceinline__ static constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
-    __device__ __forceinline__ static constexpr int key_of(int i) { return i / 2 % 2 * 8; }
     // As cuda::subtract_alibi(); below 2^24 the distances are exact.
     __device__ __forceinline__ void subtract_alibi(Scores& s, const ChunkOrigin& origin) const {
         const ScoreRules<T> of_head = this->rules(origin);
         const float distance = static_cast<float>(origin.row + of_head.alibi_shift - origin.key);
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
-            s[i] = fmaf(-of_head.slope, fabsf(distance + static_cast<float>(row_of(i) - key_of(i))), s[i]);
+            s[i] = fmaf(-of_head.slope, fabsf(distance + static_cast<float>(Base::row_of(i) - Base::key_of(i))), s[i]);
     }
     // With p = exp(score - LSE), before dropout: x[i] = p term(i, delta). s[i] becomes p, or 0 where dropout removes it.
     template <class Term>
