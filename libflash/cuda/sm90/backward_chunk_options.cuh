@@ -89,12 +89,13 @@ protected:
             rule(i, fmaf(-capped, capped, 1.0f));
         }
     }
-    // s = factor * s + bias.
+    // s = factor * s + bias. `kPairs`: whether pairs of a bias of type T can be loaded here.
+    template <bool kPairs = true>
     __device__ __forceinline__ void add_bias(Scores& s, float factor, const void* of_head, const ChunkOrigin& origin) const {
         if (context.params.rare.bias.is_float) {
-            add_bias_of<float>(s, factor, of_head, origin);
+            add_bias_of<float, true>(s, factor, of_head, origin);
         } else {
-            add_bias_of<T>(s, factor, of_head, origin);
+            add_bias_of<T, kPairs>(s, factor, of_head, origin);
         }
     }
     // Hides scores by the boolean mask, the causal mask, the window and the lengths. `edge`: whether the tile is one that the
@@ -109,11 +110,16 @@ protected:
     }
 
 private:
-    template <class Number>
+    template <class Number, bool kPairs>
     __device__ __forceinline__ void add_bias_of(Scores& s, float factor, const void* of_head, const ChunkOrigin& origin) const {
         const int lane = this->lane();
         const ScoreRows<Number> bias = rows_of<Number>(context.params.rare.bias, of_head, origin, lane);
-        add_transposed_bias<kChunk>(s, factor, bias, origin.row - (lane & 3) * 2, lane);
+        const int row = origin.row - (lane & 3) * 2;
+        if constexpr (kPairs) {
+            add_transposed_bias<kChunk>(s, factor, bias, row, lane);
+        } else {
+            add_single_numbers<kChunk>(s, factor, bias, row, lane);
+        }
     }
 };
 

@@ -90,7 +90,9 @@ private:
                                                     uint32_t tile) const {
         const int used = rows.of.tiles.length_k - rows.of.tiles.first_col - rows.first_key - lane / 4;
         RowStore::write_rows(tile, rows.first_key, lane, sums, [&](const float* pair, int i) {
-            return i % 2 * 8 < used ? pack_pair(pair[0] * factor, pair[1] * factor, T()) : 0;
+            // Hidden from the compiler, which would put the multiplications under the condition and load the factor for each.
+            const int packed = hide_from_compiler(static_cast<int>(pack_pair(pair[0] * factor, pair[1] * factor, T())));
+            return i % 2 * 8 < used ? static_cast<uint32_t>(packed) : 0;
         });
     }
     // Copies only the first `count` rows from shared memory, because a TMA store of all rows would write into the next sequence.

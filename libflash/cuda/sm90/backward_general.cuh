@@ -1,11 +1,9 @@
 // The consumer warpgroups of the general instance of the sm_90a backward kernel for head_dim up to 128: as in
-// backward_dk_dv.cuh, with block masks and the rare options. The options need registers, so K is read from shared memory, and
-// kChunk queries of a tile are processed at a time. While the options of a chunk are applied, the tensor cores compute dK of the
-// previous one.
+// backward_dk_dv.cuh, with block masks and the rare options. The options need registers, so the products of two chunks do not
+// overlap, K is read from shared memory, and kChunk queries of a tile are processed at a time.
 #pragma once
 
-#include "cuda/sm90/backward_chunk_pipeline.cuh"
-#include "cuda/sm90/backward_chunk_products.cuh"
+#include "cuda/sm90/backward_consumer_state.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_rare_options.cuh"
@@ -19,12 +17,13 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct BackwardGeneralConsumer {
     using T = typename Traits::T;
-    using ChunkProducts = BackwardChunkProducts<Traits>;
-    using State = typename ChunkProducts::State;
-    using Place = typename ChunkProducts::Place;
-    using Fragments = typename ChunkProducts::Fragments;
+    using Products = BackwardProducts<Traits>;
+    using Tiles = BackwardSharedTiles<Traits>;
+    using State = BackwardSumsState<Traits>;
+    using Scores = typename BackwardRareOptions<Traits>::Scores;
     using Position = typename BackwardQueryTiles<Traits>::Position;
-    static constexpr int kChunk = Traits::kChunk;
+    static constexpr int kChunk = Traits::kChunk, kSteps = kChunk / 16;
+    using Fragments = uint32_t[kSteps][4];
 
     BackwardContext<Traits>& context;
     const BackwardWorkTiles<Traits> work_tiles{context};
@@ -32,7 +31,6 @@ struct BackwardGeneralConsumer {
     const BackwardRareOptions<Traits> scores{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
-    const ChunkProducts products{context};
 
     __device__ __forceinline__ void run() const {
         const int warp = consumer_warp<Traits>();
@@ -44,7 +42,8 @@ struct BackwardGeneralConsumer {
             zero_fill.keys(context.k(), c.addresses.first_row, Traits::kGroupKeys);
             work_tiles.wait_for_v();
             zero_fill.keys(context.v(), c.addresses.first_row, Traits::kGroupKeys);
-            if (const auto at = query_tiles.first(); at.left > 0) add_tiles(c, at);
+#pragma unroll 1
+            for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at)) add_tile(c, at);
             work_tiles.release_k(c.lane);
             work_tiles.release_v(c.lane);
             c.gradients.wait_all_empty();
@@ -57,57 +56,42 @@ struct BackwardGeneralConsumer {
     }
 
 private:
-    __device__ __forceinline__ void add_tiles(State& c, Position at) const {
-        if constexpr (Traits::kHeadDim <= 64) {
-            BackwardChunkPipeline<Traits>{context}.run(c, at);
-        } else {
-            Fragments ds;  // of the previous chunk
-            products.clear(ds);
-            Place previous;
+    __device__ __forceinline__ void add_tile(State& c, const Position& at) const {
+        const bool edge = query_tiles.is_edge(at.tile);
+        c.queries.wait_full();
+        zero_fill.queries(c.queries.stage, at.tile);
 #pragma unroll 1
-            for (; at.left > 0; query_tiles.advance(at)) {
-                c.queries.wait_full();
-                zero_fill.queries(c.queries.stage, at.tile);
-#pragma unroll 1
-                for (int first = 0; first < Traits::kBlockM; first += kChunk) {
-                    const Place chunk{c.queries.stage, first};
-                    add_chunk(c, at, chunk, previous, ds);
-                    previous = chunk;
-                }
-                c.queries.advance();
-            }
-            products.issue_dk(c, previous, ds);
-            wgmma_wait<0>();
-            wgmma_fence_operand(c.dk);
-            products.release(c, previous);
-        }
+        for (int first = 0; first < Traits::kBlockM; first += kChunk) add_chunk(c, at, first, edge);
+        if (arrives_for_warp(c.lane)) c.queries.empty().arrive();
+        c.queries.advance();
     }
-    // Computes P and dS of a chunk, adds P^T dO to dV, and dS^T Q of the previous chunk to dK. `ds`: rounded dS of the previous
-    // chunk, then of this one. No product is in flight at the end: the compiler would serialise the products.
-    __device__ __forceinline__ void add_chunk(State& c, const Position& at, const Place& chunk, const Place& previous,
-                                              Fragments& ds) const {
-        typename ChunkProducts::Scores s, dp;
-        products.issue_scores(c, chunk, s, dp);
-        if (previous.exists()) {
-            products.issue_dk(c, previous, ds);
-        } else {
-            wgmma_commit();  // so that a group follows S and dP in any case
-        }
-        const auto origin = scores.origin(at, chunk.stage, chunk.first, c.first_key, c.lane);
+
+    // Adds kChunk queries of a tile, from `first` on.
+    __device__ __forceinline__ void add_chunk(State& c, const Position& at, int first, bool edge) const {
+        const uint32_t k = uniform(context.k()), q = uniform(Tiles::q(c.addresses.tiles, c.queries.stage)),
+                       dout = Tiles::dout_of(q);
+        Scores p, ds;
+        Products::template issue_scores<kChunk>(p, k, c.addresses.first_row, q, first);
+        Products::template issue_scores<kChunk>(ds, Tiles::v_of(k), c.addresses.first_row, dout, first);
+        const auto origin = scores.origin(at, c.queries.stage, first, c.first_key, c.lane);
         const auto bits = scores.template bits<kChunk>(origin, c.lane);
-        wgmma_wait<1>();
-        wgmma_fence_operand(s);
-        wgmma_fence_operand(dp);
-        scores.apply(s, dp, origin, bits, query_tiles.is_edge(at.tile));
+        auto bias = scores.load_bias(origin, c.lane);
+        if (first == 0) c.gradients.wait_empty();
+        wgmma_wait<0>();
+        wgmma_fence_operand(p);
+        wgmma_fence_operand(ds);
+        scores.apply(p, ds, origin, bits, bias, edge);
+        Fragments rounded_p, rounded_ds;
+        BackwardScores<Traits>::round(rounded_p, p);
+        BackwardScores<Traits>::round(rounded_ds, ds);
+        wgmma_fence();
+        Products::add(c.dv, rounded_p, dout, first);
+        Products::add(c.dk, rounded_ds, q, first);
+        wgmma_commit();
+        Products::store_ds(c.addresses, c.gradients.stage, rounded_ds, first);
+        if (first == Traits::kBlockM - kChunk) Products::publish_ds(c.gradients, c.lane);
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
-        products.release(c, previous);
-        Fragments p;
-        BackwardScores<Traits>::round(p, s);
-        BackwardScores<Traits>::round(ds, dp);
-        products.issue_dv(c, chunk, p);
-        products.store_ds(c, chunk, ds);
-        wgmma_wait<0>();
         wgmma_fence_operand(c.dv);
     }
 };

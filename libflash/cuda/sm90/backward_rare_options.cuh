@@ -12,20 +12,45 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
     using Base::context, Base::kScores;
     using typename Base::Bits, typename Base::ChunkOrigin, typename Base::Scores, typename Base::T;
 
+    // The bias of a chunk, if it has the type of Q and its pairs can be loaded. They are loaded while the tensor cores compute
+    // the scores.
+    struct LoadedBias {
+        bool exists;
+        TransposedBias<Traits::kChunk, T> pairs;
+    };
+    __device__ __forceinline__ LoadedBias load_bias(const ChunkOrigin& origin, int lane) const {
+        const ScoreParams& bias = context.params.rare.bias;
+        LoadedBias loaded;
+        loaded.exists = false;
+        if (bias.data && !bias.is_float) {
+            const ScoreRows<T> rows = this->template rows_of<T>(bias, this->rules(origin).bias, origin, lane);
+            loaded.exists = loaded.pairs.loads(rows);
+            if (loaded.exists) loaded.pairs.load(rows, origin.row - (lane & 3) * 2, lane);
+        }
+        return loaded;
+    }
+
     // Turns the dot products s and dp into P and dS. The options are applied one after another, because each pass over the scores
     // needs few registers.
-    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, bool edge) const {
+    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, LoadedBias& bias,
+                                          bool edge) const {
         const RareParams& rare = context.params.rare;
-        const float factor = rare.dropout.keep_factor;
-        const auto kept_term = [&](int i, float delta) { return of.keep >> i & 1 ? fmaf(dp[i], factor, -delta) : -delta; };
+        // The condition selects an operand: with a condition on the fma the compiler loads the factor again for each element.
+        const auto kept_term = [&](int i, float delta) {
+            return fmaf(of.keep >> i & 1 ? dp[i] : 0.0f, rare.dropout.keep_factor, -delta);
+        };
         const bool capped = rare.softcap > 0.0f;
         const bool scales = scales_with_bias<Traits::kHeadDim>(rare);
         if (in_natural_units() && !scales) scale_and_cap(s);
         if (capped) {
-            for_elements(origin, [&](int i, float, float delta) { dp[i] = kept_term(i, delta); });
+            if (rare.dropout.active) {
+                for_elements(origin, [&](int i, float, float delta) { dp[i] = kept_term(i, delta); });
+            } else {
+                for_elements(origin, [&](int i, float, float delta) { dp[i] -= delta; });
+            }
             this->for_slopes(s, [&](int i, float slope) { dp[i] *= slope; });
         }
-        add_and_hide(s, scales ? context.params.softmax_scale : 1.0f, origin, of.hidden, edge);
+        add_and_hide(s, scales ? context.params.softmax_scale : 1.0f, origin, of.hidden, bias, edge);
         if (capped) {
             multiply_by_probabilities(s, dp, origin, of.keep, [&](int i, float) { return dp[i]; });
         } else if (rare.dropout.active) {
@@ -48,10 +73,14 @@ private:
     }
     // ALiBi, bias and masks. The addition of the bias multiplies the scores by `factor`.
     __device__ __forceinline__ void add_and_hide(Scores& s, float factor, const ChunkOrigin& origin, uint32_t hidden,
-                                                 bool edge) const {
+                                                 LoadedBias& bias, bool edge) const {
         const RareParams& rare = context.params.rare;
         if (rare.alibi_slopes.data) subtract_alibi(s, origin);
-        if (rare.bias.data) this->add_bias(s, factor, this->rules(origin).bias, origin);
+        if (bias.exists) {
+            bias.pairs.add(s, factor);
+        } else if (rare.bias.data) {
+            this->template add_bias<false>(s, factor, this->rules(origin).bias, origin);
+        }
         this->hide(s, origin, hidden, edge);
     }
     // Calls rule(i, lse_log2, delta) for all elements, with the statistics of their rows.

@@ -24,7 +24,7 @@ struct BackwardTraits {
                           kSplits = has_splits(kInstance);
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
     // General instance: queries of a tile that are processed at once, so many that the registers suffice.
-    static constexpr int kChunk = 32;
+    static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
     // Stages of K and V. With two, K and V of the next work tile are loaded before the gradients of the current one are written.
     static constexpr int kKeyStages = kHeadDim <= 64 ? 2 : 1;

@@ -8,15 +8,21 @@
 
 namespace libflash::cuda::sm90 {
 
-// What the producer tells the consumers about a key tile: its number, and whether it is the last one of the work tile.
+// What a stage of K holds beside K.
+enum class InShared { nothing, bias, mask };
+
+// What the producer tells the consumers about a key tile: its number, whether it is the last one of the work tile, and what its
+// stage holds beside K.
 struct TileWord {
     uint32_t bits;
 
     __device__ static __forceinline__ TileWord of(int tile, bool last) {
-        return {static_cast<uint32_t>(tile) << 1 | (last ? 1u : 0u)};
+        return {static_cast<uint32_t>(tile) << 3 | (last ? 1u : 0u)};
     }
-    __device__ __forceinline__ int tile() const { return static_cast<int>(bits >> 1); }
+    __device__ __forceinline__ int tile() const { return static_cast<int>(bits >> 3); }
     __device__ __forceinline__ bool last() const { return bits & 1u; }
+    __device__ __forceinline__ void set_in_shared(InShared what) { bits |= static_cast<uint32_t>(what) << 1; }
+    __device__ __forceinline__ InShared in_shared() const { return static_cast<InShared>(bits >> 1 & 3u); }
 };
 
 template <int kBlockM, int kBlockN>

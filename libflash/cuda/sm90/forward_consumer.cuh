@@ -294,9 +294,9 @@ private:
     }
 
     // What the stage of K holds beside K. It is then released when the options have been applied.
-    using InShared = typename ForwardScores<Traits>::InShared;
-    __device__ __forceinline__ InShared in_shared(const State& c) const {
-        return scores.in_shared(context.storage.work_tiles[c.slot], tile_of(c));
+    __device__ __forceinline__ static InShared in_shared(const State& c) {
+        if constexpr (Traits::kBiasTiles) return c.word.in_shared();
+        return InShared::nothing;
     }
     // Turns complete scores into probabilities; releases K unless that is done. Returns true if the sums of P V must be
     // multiplied by `factor`.
@@ -323,7 +323,7 @@ private:
         if constexpr (Traits::kStatisticsKind == RowStatisticsKind::either) weighs = context.params.entropy.data != nullptr;
         const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(work_tile, scaled), take_maximum, factor, weighs);
         if constexpr (Traits::kRareOptions) {
-            if (context.params.rare.dropout.active) scores.drop(c.s, work_tile, c.word, c.thread);
+            if (scores.options.has(ScoreOptions::kDropout)) scores.drop(c.s, work_tile, c.word, c.thread);
         }
         return rescale;
     }

@@ -142,15 +142,18 @@ protected:
     // K and the bias or the mask of its keys. All lanes keep the state of the pipeline of K.
     __device__ __forceinline__ void load_with_bias(State& p, const WorkTile& work_tile, TileWord word) const {
         const PipelineState<kStages> k = p.k;
+        const RareOptions options{context};
+        const InShared beside_k = options.to_copy(work_tile, word.tile());
         if (p.leader) {
             k.wait_empty();
+            word.set_in_shared(beside_k);
             context.storage.dynamic.tiles[k.stage] = word;
             load_k(p, work_tile, word.tile());
         } else {
             p.k.advance();
         }
         __syncwarp();
-        RareOptions{context}.copy(context.tiles.bias(k.stage), work_tile, word.tile(), static_cast<int>(threadIdx.x & 31));
+        options.copy(beside_k, context.tiles.bias(k.stage), work_tile, word.tile(), static_cast<int>(threadIdx.x & 31));
         arrive_after_copies(k.full());
     }
     // The tile whose K was loaded last (1), or the one before it (2).

@@ -5,7 +5,7 @@
 #include "cuda/attention/quick_softcap.cuh"
 #include "cuda/attention/row_bias.cuh"
 #include "cuda/attention/row_mask.cuh"
-#include "cuda/attention/scores.cuh"
+#include "cuda/attention/score_options.cuh"
 #include "cuda/ptx/prefetch.cuh"
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_context.cuh"
@@ -24,9 +24,8 @@ struct ForwardRareOptions {
 
     const ForwardContext<Traits>& context;
 
-    // What a stage of K holds beside K.
-    enum class InShared { nothing, bias, mask };
-    __device__ __forceinline__ InShared in_shared(const WorkTile& work_tile, int tile) const {
+    // What is to be copied into the stage of K of a tile.
+    __device__ __forceinline__ InShared to_copy(const WorkTile& work_tile, int tile) const {
         if constexpr (Traits::kBiasTiles) {
             const RareParams& rare = context.params.rare;
             if (rare.bias.data && !rare.bias.is_float && BiasTile::can_copy(bias_rows<T>(work_tile, tile))) return InShared::bias;
@@ -35,25 +34,23 @@ struct ForwardRareOptions {
         return InShared::nothing;
     }
     // Begins to copy it. A warp calls it.
-    __device__ __forceinline__ void copy(const BiasTile& to, const WorkTile& work_tile, int tile, int lane) const {
-        const InShared copied = in_shared(work_tile, tile);
+    __device__ __forceinline__ void copy(InShared what, const BiasTile& to, const WorkTile& work_tile, int tile, int lane) const {
         const int first_row = work_tile.keys.first_row;
-        if (copied == InShared::bias) to.copy(bias_rows<T>(work_tile, tile), first_row, lane);
-        if (copied == InShared::mask) to.copy(mask_rows(work_tile, tile), first_row, lane);
+        if (what == InShared::bias) to.copy(bias_rows<T>(work_tile, tile), first_row, lane);
+        if (what == InShared::mask) to.copy(mask_rows(work_tile, tile), first_row, lane);
     }
     // Prefetches into L2 what is not copied of the bias and the mask of a key tile. A warp calls it.
     __device__ __forceinline__ void prefetch(const WorkTile& work_tile, int tile, int lane) const {
         const RareParams& rare = context.params.rare;
-        const InShared copied = in_shared(work_tile, tile);
+        const InShared copied = to_copy(work_tile, tile);
         if (rare.bias.data && copied != InShared::bias)
             prefetch_rows(rare.bias, work_tile.rules.bias, rare.bias.is_float ? 4 : 2, work_tile, tile, lane);
         if (rare.mask.data && copied != InShared::mask) prefetch_rows(rare.mask, work_tile.rules.mask, 1, work_tile, tile, lane);
     }
 
-    // Turns dot products into scores, which softmax_scale() converts to base-2 units.
-    // `in_shared`: what `bias_tile` holds.
-    __device__ __forceinline__ void apply(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread,
-                                          InShared in_shared, const BiasTile& bias_tile) const {
+    // Turns dot products into scores, which softmax_scale() converts to base-2 units. `in_shared`: what `bias_tile` holds.
+    __device__ __forceinline__ void apply(Scores& s, ScoreOptions options, const WorkTile& work_tile, int tile,
+                                          const Thread& thread, InShared in_shared, const BiasTile& bias_tile) const {
         const RareParams& rare = context.params.rare;
         const int first_key = tile * kBlockN + (hide_from_compiler(thread.lane) & 3) * 2;
         const auto for_rows = [&](const auto& for_row) {
@@ -64,19 +61,18 @@ struct ForwardRareOptions {
                 for_scores([&](float& score, int key) { rule(score, row, first_key + key); });
             });
         };
-        const bool scales = scales_with_bias<Traits::kHeadDim>(rare);
-        if (in_natural_units() && !scales) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
-        if (rare.alibi_slopes.data) subtract_alibi(work_tile.rules, first_key, for_rows);
+        if (options.has(ScoreOptions::kScales)) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
+        if (options.has(ScoreOptions::kAlibi)) subtract_alibi(work_tile.rules, first_key, for_rows);
         const int row = thread.row(work_tile, 0);
-        if (rare.bias.data) {
-            const float factor = scales ? context.params.softmax_scale : 1.0f;
+        if (options.has(ScoreOptions::kBias)) {
+            const float factor = options.has(ScoreOptions::kWithBias) ? context.params.softmax_scale : 1.0f;
             if (in_shared == InShared::bias) {
                 bias_tile.template add_bias<T>(s, factor, thread);
             } else {
                 add_bias(s, factor, work_tile, tile, row, thread.lane);
             }
         }
-        if (rare.mask.data) {
+        if (options.has(ScoreOptions::kMask)) {
             if (in_shared == InShared::mask) {
                 bias_tile.hide(s, work_tile.q_rows.length - work_tile.keys.first_row, thread);
             } else {
@@ -84,7 +80,9 @@ struct ForwardRareOptions {
             }
         }
     }
-    __device__ __forceinline__ float softmax_scale() const { return in_natural_units() ? kLog2e : context.params.scale_log2; }
+    __device__ __forceinline__ float softmax_scale(ScoreOptions options) const {
+        return options.has(ScoreOptions::kNatural) ? kLog2e : context.params.scale_log2;
+    }
 
 private:
     template <class Number>
@@ -119,10 +117,6 @@ private:
 #pragma unroll 1
             for (int at = 0; at < count; at += kLine) prefetch_to_l2(of_row + at);
         }
-    }
-    // Whether apply() multiplies the dot products by softmax_scale. Otherwise the softmax does.
-    __device__ __forceinline__ bool in_natural_units() const {
-        return are_in_natural_units(context.params.rare, context.params.scale_log2);
     }
     // As cuda::subtract_alibi(), but an integer is converted for each row, not for each score: below 2^24 the difference of two
     // integers is exact.

@@ -23,18 +23,14 @@ struct ForwardScores {
     using RareOptions = ForwardRareOptions<Traits>;
 
     const ForwardContext<Traits>& context;
+    const ScoreOptions options = options_of(context.params);
 
-    // What the stage of K of a tile holds beside K.
-    using InShared = typename RareOptions::InShared;
-    __device__ __forceinline__ InShared in_shared(const WorkTile& work_tile, int tile) const {
-        return RareOptions{context}.in_shared(work_tile, tile);
-    }
     // Applies the rare options and the mask. The softmax must then multiply the scores by softmax_scale(). `bias_tile`: of the
     // stage of K.
     __device__ __forceinline__ void prepare(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread, bool edge,
                                             bool exact_maximum, InShared in_shared,
                                             const typename Traits::BiasTile& bias_tile) const {
-        if constexpr (Traits::kRareOptions) RareOptions{context}.apply(s, work_tile, tile, thread, in_shared, bias_tile);
+        if constexpr (Traits::kRareOptions) RareOptions{context}.apply(s, options, work_tile, tile, thread, in_shared, bias_tile);
         if (exact_maximum) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) s[i] *= scale_of(work_tile);
@@ -96,9 +92,14 @@ struct ForwardScores {
     }
 
 private:
+    template <class Params>
+    __device__ __forceinline__ static ScoreOptions options_of(const Params& params) {
+        if constexpr (Traits::kRareOptions) return ScoreOptions::of<Traits::kHeadDim>(params.rare, params.scale_log2);
+        return {};
+    }
     // The factor from the scores to base-2 units.
     __device__ __forceinline__ float scale_of([[maybe_unused]] const WorkTile& work_tile) const {
-        if constexpr (Traits::kRareOptions) return RareOptions{context}.softmax_scale();
+        if constexpr (Traits::kRareOptions) return RareOptions{context}.softmax_scale(options);
         return work_tile.scale_log2(context.params);
     }
     __device__ __forceinline__ void mask(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread) const {
