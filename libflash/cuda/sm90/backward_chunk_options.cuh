@@ -55,10 +55,11 @@ protected:
     }
     template <int kQueries>
     __device__ __forceinline__ uint32_t hidden_bits(const ChunkOrigin& origin, int lane) const {
-        const ScoreParams& mask = context.params.rare.mask;
-        if (!mask.data) return 0;
-        const MaskRows rows = rows_of<uint8_t>(mask, rules(origin).mask, origin, lane);
-        return cuda::hidden_bits<kQueries>(rows, origin.row - (lane & 3) * 2, lane);
+        if (!context.params.rare.mask.data) return 0;
+        return cuda::hidden_bits<kQueries>(mask_rows(origin, lane), origin.row - (lane & 3) * 2, lane);
+    }
+    __device__ __forceinline__ MaskRows mask_rows(const ChunkOrigin& origin, int lane) const {
+        return rows_of<uint8_t>(context.params.rare.mask, rules(origin).mask, origin, lane);
     }
 
     __device__ __forceinline__ ScoreRules<T> rules(const ChunkOrigin& origin) const {
@@ -98,10 +99,10 @@ protected:
             add_bias_of<T, kPairs>(s, factor, of_head, origin);
         }
     }
-    // Hides scores by the boolean mask, the causal mask, the window and the lengths. `edge`: whether the tile is one that the
-    // last three hide a part of.
-    __device__ __forceinline__ void hide(Scores& s, const ChunkOrigin& origin, uint32_t hidden, bool edge) const {
-        if (context.params.rare.mask.data) {
+    // Hides scores by the boolean mask (`masked`: there is one), the causal mask, the window and the lengths. `edge`: whether the
+    // tile is one that the last three hide a part of.
+    __device__ __forceinline__ void hide(Scores& s, const ChunkOrigin& origin, bool masked, uint32_t hidden, bool edge) const {
+        if (masked) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i)
                 if (hidden >> i & 1) s[i] = -INFINITY;

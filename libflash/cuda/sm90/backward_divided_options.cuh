@@ -33,7 +33,7 @@ struct BackwardDividedOptions : BackwardChunkOptions<Traits> {
             const int shift = of_head.alibi_shift;
             for_all([&](float& score, int row, int key) { subtract_alibi(score, slope, row + shift, key); });
         }
-        this->hide(s, origin, of.hidden, edge);
+        this->hide(s, origin, rare.mask.data != nullptr, of.hidden, edge);
         multiply_by_probabilities(s, weights, origin, of.keep, natural ? kLog2e : context.params.scale_log2);
     }
 

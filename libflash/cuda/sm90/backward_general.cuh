@@ -66,21 +66,30 @@ private:
         c.queries.advance();
     }
 
-    // Adds kChunk queries of a tile, from `first` on.
     __device__ __forceinline__ void add_chunk(State& c, const Position& at, int first, bool edge) const {
+        switch (scores.inputs()) {
+            case ScoreInputs::none: return add_chunk_with<ScoreInputs::none>(c, at, first, edge);
+            case ScoreInputs::mask: return add_chunk_with<ScoreInputs::mask>(c, at, first, edge);
+            case ScoreInputs::bias: return add_chunk_with<ScoreInputs::bias>(c, at, first, edge);
+        }
+    }
+    // Adds kChunk queries of a tile, from `first` on.
+    template <ScoreInputs kInputs>
+    __device__ __forceinline__ void add_chunk_with(State& c, const Position& at, int first, bool edge) const {
         const uint32_t k = uniform(context.k()), q = uniform(Tiles::q(c.addresses.tiles, c.queries.stage)),
                        dout = Tiles::dout_of(q);
+        const auto origin = scores.origin(at, c.queries.stage, first, c.first_key, c.lane);
+        // Before the products, because a warp waits while it issues them.
+        auto loaded = scores.template load<kInputs>(origin, c.lane);
         Scores p, ds;
         Products::template issue_scores<kChunk>(p, k, c.addresses.first_row, q, first);
         Products::template issue_scores<kChunk>(ds, Tiles::v_of(k), c.addresses.first_row, dout, first);
-        const auto origin = scores.origin(at, c.queries.stage, first, c.first_key, c.lane);
-        const auto bits = scores.template bits<kChunk>(origin, c.lane);
-        auto bias = scores.load_bias(origin, c.lane);
+        const auto bits = scores.template bits<kInputs>(origin, loaded, c.lane);
         if (first == 0) c.gradients.wait_empty();
         wgmma_wait<0>();
         wgmma_fence_operand(p);
         wgmma_fence_operand(ds);
-        scores.apply(p, ds, origin, bits, bias, edge);
+        scores.template apply<kInputs>(p, ds, origin, bits, loaded, edge);
         Fragments rounded_p, rounded_ds;
         BackwardScores<Traits>::round(rounded_p, p);
         BackwardScores<Traits>::round(rounded_ds, ds);

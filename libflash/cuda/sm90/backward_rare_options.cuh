@@ -6,33 +6,64 @@
 
 namespace libflash::cuda::sm90 {
 
+// What a call loads for each score. There is code for each of these, because the registers and branches of what is absent would
+// make the rest slower.
+enum class ScoreInputs {
+    none,
+    mask,
+    bias,  // and perhaps a mask
+};
+
 template <class Traits>
 struct BackwardRareOptions : BackwardChunkOptions<Traits> {
     using Base = BackwardChunkOptions<Traits>;
     using Base::context, Base::kScores;
     using typename Base::Bits, typename Base::ChunkOrigin, typename Base::Scores, typename Base::T;
 
-    // The bias of a chunk, if it has the type of Q and its pairs can be loaded. They are loaded while the tensor cores compute
-    // the scores.
-    struct LoadedBias {
-        bool exists;
-        TransposedBias<Traits::kChunk, T> pairs;
+    __device__ __forceinline__ ScoreInputs inputs() const {
+        const RareParams& rare = context.params.rare;
+        return rare.bias.data ? ScoreInputs::bias : rare.mask.data ? ScoreInputs::mask : ScoreInputs::none;
+    }
+
+    // What load() has loaded of a chunk.
+    struct Loaded {
+        TransposedMask<Traits::kChunk> mask;
+        bool has_bias;  // else the bias has not the type of Q, or it cannot be loaded in pairs
+        TransposedBias<Traits::kChunk, T> bias;
     };
-    __device__ __forceinline__ LoadedBias load_bias(const ChunkOrigin& origin, int lane) const {
-        const ScoreParams& bias = context.params.rare.bias;
-        LoadedBias loaded;
-        loaded.exists = false;
-        if (bias.data && !bias.is_float) {
-            const ScoreRows<T> rows = this->template rows_of<T>(bias, this->rules(origin).bias, origin, lane);
-            loaded.exists = loaded.pairs.loads(rows);
-            if (loaded.exists) loaded.pairs.load(rows, origin.row - (lane & 3) * 2, lane);
+    // Loads the mask or the bias. With both, the mask is loaded by bits(), because there are too few registers.
+    template <ScoreInputs kInputs>
+    __device__ __forceinline__ Loaded load(const ChunkOrigin& origin, int lane) const {
+        Loaded loaded;
+        loaded.has_bias = false;
+        const int row = origin.row - (lane & 3) * 2;
+        if constexpr (kInputs == ScoreInputs::mask) load_mask(loaded.mask, origin, lane);
+        if constexpr (kInputs == ScoreInputs::bias) {
+            const ScoreParams& bias = context.params.rare.bias;
+            if (!bias.is_float) {
+                const ScoreRows<T> rows = this->template rows_of<T>(bias, this->rules(origin).bias, origin, lane);
+                loaded.has_bias = loaded.bias.loads(rows);
+                if (loaded.has_bias) loaded.bias.load(rows, row, lane);
+            }
         }
         return loaded;
+    }
+    template <ScoreInputs kInputs>
+    __device__ __forceinline__ Bits bits(const ChunkOrigin& origin, const Loaded& loaded, int lane) const {
+        Bits of = {this->template keep_bits<Traits::kChunk>(origin, lane), 0};
+        if constexpr (kInputs == ScoreInputs::mask) of.hidden = loaded.mask.hidden(lane);
+        if (kInputs == ScoreInputs::bias && has_mask<kInputs>()) {
+            TransposedMask<Traits::kChunk> mask;
+            load_mask(mask, origin, lane);
+            of.hidden = mask.hidden(lane);
+        }
+        return of;
     }
 
     // Turns the dot products s and dp into P and dS. The options are applied one after another, because each pass over the scores
     // needs few registers.
-    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, LoadedBias& bias,
+    template <ScoreInputs kInputs>
+    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, Loaded& loaded,
                                           bool edge) const {
         const RareParams& rare = context.params.rare;
         // The condition selects an operand: with a condition on the fma the compiler loads the factor again for each element.
@@ -50,7 +81,7 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
             }
             this->for_slopes(s, [&](int i, float slope) { dp[i] *= slope; });
         }
-        add_and_hide(s, scales ? context.params.softmax_scale : 1.0f, origin, of.hidden, bias, edge);
+        add_and_hide<kInputs>(s, scales ? context.params.softmax_scale : 1.0f, origin, of.hidden, loaded, edge);
         if (capped) {
             multiply_by_probabilities(s, dp, origin, of.keep, [&](int i, float) { return dp[i]; });
         } else if (rare.dropout.active) {
@@ -61,6 +92,9 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
     }
 
 private:
+    __device__ __forceinline__ void load_mask(TransposedMask<Traits::kChunk>& mask, const ChunkOrigin& origin, int lane) const {
+        mask.load(this->mask_rows(origin, lane), origin.row - (lane & 3) * 2, lane);
+    }
     // Whether the scores are multiplied by softmax_scale before other options. Otherwise P is computed from the dot products.
     __device__ __forceinline__ bool in_natural_units() const {
         return are_in_natural_units(context.params.rare, context.params.scale_log2);
@@ -72,16 +106,23 @@ private:
         });
     }
     // ALiBi, bias and masks. The addition of the bias multiplies the scores by `factor`.
+    template <ScoreInputs kInputs>
     __device__ __forceinline__ void add_and_hide(Scores& s, float factor, const ChunkOrigin& origin, uint32_t hidden,
-                                                 LoadedBias& bias, bool edge) const {
+                                                 Loaded& loaded, bool edge) const {
         const RareParams& rare = context.params.rare;
         if (rare.alibi_slopes.data) subtract_alibi(s, origin);
-        if (bias.exists) {
-            bias.pairs.add(s, factor);
-        } else if (rare.bias.data) {
-            this->template add_bias<false>(s, factor, this->rules(origin).bias, origin);
+        if constexpr (kInputs == ScoreInputs::bias) {
+            if (loaded.has_bias) {
+                loaded.bias.add(s, factor);
+            } else {
+                this->template add_bias<false>(s, factor, this->rules(origin).bias, origin);
+            }
         }
-        this->hide(s, origin, hidden, edge);
+        this->hide(s, origin, has_mask<kInputs>(), hidden, edge);
+    }
+    template <ScoreInputs kInputs>
+    __device__ __forceinline__ bool has_mask() const {
+        return kInputs == ScoreInputs::mask || (kInputs == ScoreInputs::bias && context.params.rare.mask.data);
     }
     // Calls rule(i, lse_log2, delta) for all elements, with the statistics of their rows.
     template <class Rule>
