@@ -4,6 +4,9 @@ and off.
 
 from __future__ import annotations
 
+import importlib
+import pathlib
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +20,9 @@ transformers = pytest.importorskip("transformers")
 
 import libflash.torch  # noqa: E402
 from huggingface_checks import assert_near, check_generates, one_thread, result  # noqa: E402, F401
-from huggingface_models import GROUPED, MODELS, PICTURE, TEXT, TOKENS, WINDOWED, Tiny  # noqa: E402
+from huggingface_models import BART, GROUPED, MODELS, PICTURE, TEXT, TOKENS, WIDTH, WINDOWED, Tiny  # noqa: E402
 
-from libflash import _torch_hf  # noqa: E402
+from libflash import _torch_hf, _torch_hf_interface  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -100,6 +103,18 @@ def test_a_mask_says_everything() -> None:
     assert_near(call(Layer(), x, added), wanted, 1e-5)
     with pytest.raises(libflash.InvalidError, match=r"attention_mask is torch.int64; it must be bool or floating-point"):
         call(Layer(), x, keep.long())
+
+
+def test_rows_that_are_not_dense() -> None:
+    """Inkling transposes the results of a convolution over the tokens."""
+    x = qkv(5, 5)
+    wanted = eager(*x, below(5, 5))
+    strided = [y.mT.contiguous().mT for y in x]
+    assert all(y.stride(-1) != 1 for y in strided)
+    got = call(Layer(), strided)
+    assert_near(got, wanted, 1e-5)
+    for a, b in zip(*(torch.autograd.grad(out.square().sum(), x) for out in (got, wanted)), strict=True):
+        assert_near(a, b, 1e-4)
 
 
 # -- options
@@ -327,6 +342,106 @@ def test_loaded_by_name() -> None:
     assert_near(result(named, x), wanted, 1e-5)
 
 
+BY_NAME = [
+    BLOOM, Tiny("MPNetForMaskedLM", "encode", TEXT), Tiny("BlipTextModel", "encode", TEXT),
+    Tiny("XGLMForCausalLM", "text", {**TOKENS, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tiny", BY_NAME, ids=str)
+def test_a_model_without_the_interface_is_refused_when_loaded_by_name(tiny: Tiny) -> None:
+    """transformers accepts every name for every model and asks for a mask, which such a model adds to its scores."""
+    libflash.torch.enable().close()
+    if tiny.model == "BlipTextModel":
+        from transformers.models.blip.modeling_blip_text import BlipTextModel as kind
+    else:
+        kind = getattr(transformers, tiny.model)
+    model = kind(kind.config_class(**tiny.sizes, attn_implementation="lf_attention")).eval()
+    config = kind.config_class.__name__
+    wanted = rf'^attn_implementation="lf_attention": the model of {config} does not use transformers\' attention interface \(it '
+    wanted += (
+        r'computes attention in (\w*Attention, )*\w*Attention\), so libflash cannot serve it; use attn_implementation="eager"$'
+    )
+    for padding in (None, "right"):
+        with pytest.raises(libflash.UnsupportedError, match=wanted):
+            model(**tiny.inputs(padding))
+
+
+def test_a_compiled_model_without_the_interface_is_refused() -> None:
+    libflash.torch.enable().close()
+    config = transformers.BloomConfig(**BLOOM.sizes, attn_implementation="lf_attention")
+    model = torch.compile(transformers.BloomForCausalLM(config).eval(), backend="eager")
+    with pytest.raises(libflash.UnsupportedError, match=r"the model of BloomConfig does not use"):
+        model(**BLOOM.inputs())
+    llama = LLAMA.build()
+    wanted = result(llama, LLAMA.inputs("left"))
+    with libflash.torch.enable(llama):
+        got = result(torch.compile(llama, backend="eager", fullgraph=True), LLAMA.inputs("left"))
+    assert_near(got, wanted, 1e-5)
+
+
+# Models as they come with trust_remote_code: configuration_x.py, modeling_x.py and other files, in a package of any name.
+REMOTE_CONFIG = "from transformers import BloomConfig, LlamaConfig\n\n\nclass RemoteConfig({base}Config):\n    pass\n"
+OWN = """
+class RemoteAttention(torch.nn.Module):
+    def forward(self, q, k, v):
+        return {call}(q, k, v)
+
+
+class RemoteModel(PreTrainedModel):
+    config_class = RemoteConfig
+"""
+REMOTE = {  # what modeling_x.py contains, and whether the name is refused
+    "its own attention": (OWN.format(call="F.scaled_dot_product_attention"), True),
+    "the table": ("from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS\n" + OWN.format(call="F.softmax"), False),
+    "another name": ("from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as TABLE\n" + OWN.format(call="id"), False),
+    "through a module": ("from transformers import modeling_utils\n" + OWN.format(
+        call="modeling_utils.ALL_ATTENTION_FUNCTIONS['x']"), False),
+    "through a function": ("from .helpers_x import attend\n" + OWN.format(call="attend"), False),
+    "an imported layer": ("from transformers.models.llama.modeling_llama import LlamaDecoderLayer\n" + OWN.format(
+        call="id"), False),
+    "an inherited attention": (
+        "from transformers.models.llama.modeling_llama import LlamaAttention\n\n\nclass RemoteAttention(LlamaAttention):\n"
+        "    pass\n\n\nclass RemoteModel(PreTrainedModel):\n    config_class = RemoteConfig\n", False),
+    "no attention": ("class RemoteModel(PreTrainedModel):\n    config_class = RemoteConfig\n", False),
+    "no model": ("class RemoteAttention(torch.nn.Module):\n    pass\n", False),
+}  # fmt: skip
+HEAD = "import torch\nimport torch.nn.functional as F\nfrom transformers import PreTrainedModel\n\n"
+HEAD += "from .configuration_x import RemoteConfig\n\n"
+HELPERS = "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS\n\n\ndef attend(*x):\n    return x\n"
+
+
+def imported(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, modeling: str, base: str) -> type:
+    """The class of configurations of a package with these models."""
+    package = folder / "remote_x"
+    package.mkdir()
+    files = {"__init__": "", "configuration_x": REMOTE_CONFIG.format(base=base), "modeling_x": HEAD + modeling}
+    for name, text in {**files, "helpers_x": HELPERS}.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    for name in ("", ".helpers_x", ".configuration_x", ".modeling_x"):
+        monkeypatch.delitem(sys.modules, f"remote_x{name}", raising=False)
+    importlib.import_module("remote_x.modeling_x")
+    found = importlib.import_module("remote_x.configuration_x").RemoteConfig
+    assert isinstance(found, type)
+    return found
+
+
+@pytest.mark.parametrize("case", list(REMOTE))
+def test_remote_code_is_refused_only_if_it_is_known_not_to_use_the_interface(
+    case: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modeling, refused = REMOTE[case]
+    alone = _torch_hf_interface.classes_alone(imported(tmp_path, monkeypatch, modeling, "Llama"))
+    assert alone == (["RemoteAttention"] if refused else [])
+
+
+def test_a_configuration_without_models_is_judged_by_its_base(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with AutoModel.register(RemoteConfig, BloomModel)."""
+    assert _torch_hf_interface.classes_alone(imported(tmp_path, monkeypatch, "", "Bloom")) == ["BloomAttention"]
+    assert _torch_hf_interface.classes_alone(int) == []
+
+
 GIT = Tiny("GitForCausalLM", "encode", TEXT, {"vision_config": ("GitVisionConfig", PICTURE)})
 VIDEO_TEXT = Tiny("VideoPrismTextModel", "encode", TEXT)
 
@@ -343,6 +458,141 @@ def test_masks_that_no_attribute_or_another_module_reads(tiny: Tiny) -> None:
         wanted = model(**x)[key]
         with libflash.torch.enable(model):
             assert_near(model(**x)[key], wanted, 1e-5)
+
+
+NLLB_MOE = Tiny("NllbMoeForConditionalGeneration", "seq2seq", {
+    **BART, "num_experts": 2, "expert_capacity": 64, "encoder_sparse_step": 2, "decoder_sparse_step": 2,
+})  # fmt: skip
+BIG_BIRD = Tiny("BigBirdPegasusForConditionalGeneration", "seq2seq", {**BART, "attention_type": "original_full"})
+
+
+@pytest.mark.filterwarnings("ignore:.*do not use transformers' attention interface")
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("tiny", [NLLB_MOE, BIG_BIRD], ids=str)
+def test_masks_that_a_router_or_the_attention_of_the_encoder_reads(tiny: Tiny, padding: str | None) -> None:
+    model = tiny.build()
+    x = tiny.inputs(padding)
+    with torch.no_grad():
+        wanted = result(model, x)
+        with libflash.torch.enable(model, sdpa=False):
+            assert_near(result(model, x), wanted, 1e-5)
+    check_generates(model, x, 1e-5)
+
+
+INFORMER = Tiny("InformerForPrediction", "series", {
+    **{name: size for name, size in BART.items() if name.startswith(("encoder", "decoder_a", "decoder_f", "decoder_l"))},
+    "d_model": 16, "prediction_length": 5, "context_length": 12, "lags_sequence": [1, 2, 3], "num_time_features": 1,
+    "sampling_factor": 1,
+})  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*do not use transformers' attention interface")
+@pytest.mark.parametrize("distil", [False, True])
+@pytest.mark.parametrize("kind", ["prob", "full"])
+def test_attention_that_chooses_rows(kind: str, distil: bool) -> None:
+    """Informer's own attention adds the mask to the scores of a few rows; with distil its encoder drops rows, so that a mask of
+    all rows does not fit."""
+    model = INFORMER.build(attention_type=kind, distil=distil)
+    torch.manual_seed(2)
+    x = {"past_values": torch.randn(2, 15), "past_time_features": torch.randn(2, 15, 1), "past_observed_mask": torch.ones(2, 15)}
+    x |= {"future_values": torch.randn(2, 5), "future_time_features": torch.randn(2, 5, 1)}
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(1)  # it samples keys
+        with torch.no_grad():
+            return torch.cat([part.flatten() for part in model(**x).params])
+
+    wanted = run()
+    with libflash.torch.enable(model, sdpa=False):
+        assert_near(run(), wanted, 1e-5)
+
+
+@pytest.mark.parametrize("bias", ["use_relative_position_bias", "use_shared_relative_position_bias"])
+def test_a_bias_that_the_model_adds_to_the_mask(bias: str) -> None:
+    model = Tiny("BeitModel", "image", {**PICTURE, bias: True}).build()
+    x = {"pixel_values": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))}
+    visible = torch.ones(2, 17, dtype=torch.long)
+    visible[1, 9:] = 0
+    for given in (x, {**x, "attention_mask": visible}):
+        with torch.no_grad():
+            wanted = model(**given).last_hidden_state
+            with libflash.torch.enable(model, sdpa=False):
+                assert_near(model(**given).last_hidden_state, wanted, 1e-5)
+
+
+def test_a_part_without_a_type_that_adds_the_mask_to_its_scores() -> None:
+    """Loaded by name, parts whose attention is their own have the name, too."""
+    models = "transformers.models.pp_doclayout_v2"
+    configs = pytest.importorskip(f"{models}.configuration_pp_doclayout_v2")
+    part = pytest.importorskip(f"{models}.modeling_pp_doclayout_v2").PPDocLayoutV2ReadingOrder
+    libflash.torch.enable().close()
+    generator = torch.Generator().manual_seed(1)
+    corners = torch.randint(0, 400, (2, 9, 2), generator=generator)
+    visible = torch.arange(9) < torch.tensor([[9], [5]])
+    found = []
+    for name in ("eager", "lf_attention"):
+        torch.manual_seed(0)
+        model = part(configs.PPDocLayoutV2ReadingOrderConfig(**WIDTH, attn_implementation=name)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0, 0.2)
+            found.append(model(torch.cat([corners, corners + 100], -1), torch.zeros(2, 9, dtype=torch.long), visible))
+    shown = found[0] > -1e3  # the part fills in -1e4
+    assert torch.equal(found[1] > -1e3, shown)
+    assert_near(found[1][shown], found[0][shown], 1e-5)
+
+
+GEMMA4 = Tiny("Gemma4ForCausalLM", "text", {
+    **GROUPED, "num_hidden_layers": 4, "head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97, "sliding_window": 64, "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+})  # fmt: skip
+
+
+def test_layers_that_get_the_last_rows_alone() -> None:
+    """Gemma 4 drops rows that no result needs before layers which reuse keys, so that the mask cannot be left out."""
+    if not hasattr(transformers, GEMMA4.model):
+        pytest.skip(f"transformers {transformers.__version__} has no {GEMMA4.model}")
+    model, x = GEMMA4.build(), GEMMA4.inputs()
+    with torch.no_grad():
+        wanted = model(**x, logits_to_keep=3).logits
+        with libflash.torch.enable(model):
+            assert_near(model(**x, logits_to_keep=3).logits, wanted, 1e-5)
+    check_generates(model, x, 1e-5)
+    check_generates(model, x, 1e-5, cache_implementation="static", disable_compile=True)
+    text = x["input_ids"][:1].repeat(1, 2)
+    check_generates(model, {"input_ids": text}, 1e-5, prompt_lookup_num_tokens=3)
+
+
+@pytest.mark.parametrize("tiny", [NAMED["GemmaForCausalLM"], NAMED["Gemma2ForCausalLM"], NAMED["Gemma3ForCausalLM"]], ids=str)
+def test_bidirectional_attention_of_a_decoder(tiny: Tiny) -> None:
+    """Gemma and Gemma 2 make a causal mask all the same. A row does not depend on the padding of its neighbour."""
+    model = tiny.build(use_bidirectional_attention=True)
+    if not hasattr(model.config, "use_bidirectional_attention"):
+        pytest.skip(f"transformers {transformers.__version__} has no use_bidirectional_attention")
+    x = tiny.inputs("right")
+
+    def run(**mask: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return model(x["input_ids"], use_cache=False, **mask).logits[0]
+
+    wanted = run()
+    with libflash.torch.enable(model, sdpa=False):
+        alone, beside_padding = run(), run(attention_mask=x["attention_mask"])
+    assert_near(alone, wanted, 1e-5)
+    assert_near(beside_padding, wanted, 1e-5)
+
+
+def test_paligemma_without_token_types() -> None:
+    tiny = Tiny("PaliGemmaForConditionalGeneration", "text", {"image_token_index": 96, "projection_dim": 32}, {
+        "text_config": ("GemmaConfig", {**GROUPED, "head_dim": 16}), "vision_config": ("SiglipVisionConfig", PICTURE),
+    })  # fmt: skip
+    model = tiny.build()
+    tokens = tiny.inputs()["input_ids"].clamp(max=95)
+    with torch.no_grad():
+        wanted = model(input_ids=tokens).logits
+        with libflash.torch.enable(model):
+            assert_near(model(input_ids=tokens).logits, wanted, 1e-5)
 
 
 def test_models_under_sdpa() -> None:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from ._errors import InvalidError, UnsupportedError
+from ._torch_hf_interface import classes_alone, not_served
+from ._torch_sdpa_operators import rows_contiguous
 
 NAME = "lf_attention"
 
@@ -36,14 +38,19 @@ HARMLESS = {
 
 # Model types whose attention modules have no is_causal, or a wrong is_causal in some versions of transformers. Their masks are
 # always computed, so that None needs no meaning.
-ALWAYS_MASKED = {
-    "align_text_model", "bigbird_pegasus", "clap_text_model", "informer", "nllb-moe", "pegasus_x", "splinter", "umt5",
-    "videoprism_text_model",
+ALWAYS_MASKED = {"align_text_model", "clap_text_model", "pegasus_x", "splinter", "umt5", "videoprism_text_model"}
+
+# Model types (or classes of configurations without a type) in which something else than the attention function reads the mask
+# and needs it as "eager" makes it, 0 or the most negative number: attention modules without transformers' interface
+# (bigbird_pegasus, gemma4_audio, git, PPDocLayoutV2ReadingOrder, informer, which also drops rows), modules that add a bias to it
+# (beit) or append scores (deepseek_v4), a router (nllb-moe).
+EAGER_MASKED = {
+    "PPDocLayoutV2ReadingOrderConfig", "beit", "bigbird_pegasus", "deepseek_v4", "gemma4_audio", "git", "informer", "nllb-moe",
 }  # fmt: skip
 
-# Model types in which something else than the attention function reads the mask and needs it as "eager" makes it, 0 or the most
-# negative number: attention modules without transformers' interface (git), or modules that append scores to it (deepseek_v4).
-EAGER_MASKED = {"deepseek_v4", "git"}
+# Model types that hand only the last rows to layers which share keys with earlier layers, unless the implementation is called
+# "sdpa": row i no longer sees keys 0 to i.
+DROPPING_ROWS = {"gemma4_text", "gemma4_unified_text"}
 
 
 def forward(
@@ -70,7 +77,8 @@ def forward(
 
     attention_mask : bool, True for keys to keep, or floating-point and added to the scores
         It contains causality, padding, sliding window and packed sequences. None, as transformers defines it for "sdpa":
-        full attention if the module is not causal or there is one query; else query i sees keys 0 to i.
+        full attention if the module is not causal or there is one query; else query i sees keys 0 to i. For models whose
+        masks are made as for "eager", None is full attention.
     position_bias : (batch or 1, heads or 1, seqlen, keys)
         Added to the scores, with a gradient.
     s_aux : (heads,)
@@ -106,7 +114,7 @@ def forward(
     if deterministic:
         options["deterministic"] = True
 
-    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    q, k, v = (rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         check_packed(query, key, cu_seq_lens_q, cu_seq_lens_k)
         if attention_mask is None and position_bias is None:
@@ -124,6 +132,8 @@ def forward(
 
 def causality(module: torch.nn.Module, is_causal: bool | None) -> bool:
     """Whether None for a mask means causal attention."""
+    if model_type(getattr(module, "config", None)) in EAGER_MASKED:
+        return False
     if is_causal is None:
         is_causal = getattr(module, "is_causal", None)
     if is_causal is None:
@@ -237,16 +247,45 @@ def recorded() -> list[str]:
 
 def mask(*args: Any, **options: Any) -> Tensor | None:
     """transformers' mask for "sdpa", or for "eager" where the model needs that; None if is_causal of the module means the
-    same."""
+    same.
+
+    Raises UnsupportedError if the model does not use transformers' attention interface: transformers lets every model have the
+    name of an implementation, and calls this function, but such a model computes attention by itself.
+    """
     from transformers.masking_utils import eager_mask, sdpa_mask
 
-    model_type = getattr(options.get("config"), "model_type", None)
-    if model_type in EAGER_MASKED:
+    config = options.get("config")
+    refuse_without_interface(config)
+    if model_type(config) in EAGER_MASKED:
         return eager_mask(*args, **options)  # type: ignore[no-any-return]
-    if model_type in ALWAYS_MASKED:
+    if always_masked(config):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     made: Tensor | None = sdpa_mask(*args, **options)
     return made
+
+
+def model_type(config: Any) -> str | None:
+    """Its type, or the name of its class if it has none: some parts of models have none."""
+    return getattr(config, "model_type", None) or (None if config is None else type(config).__name__)
+
+
+def refuse_without_interface(config: Any) -> None:
+    alone = classes_alone(type(config))
+    if alone:
+        raise UnsupportedError(
+            f'attn_implementation="{NAME}": {not_served(f"the model of {type(config).__name__}", alone)}; use '
+            'attn_implementation="eager"'
+        )
+
+
+def always_masked(config: Any) -> bool:
+    """Whether None would not mean the mask that transformers leaves out."""
+    kind = model_type(config)
+    if kind in DROPPING_ROWS and getattr(config, "num_kv_shared_layers", None):
+        return True
+    # Gemma, Gemma 2, PaliGemma: the mask is causal all the same, and the modules have is_causal = False.
+    bidirectional = getattr(config, "use_bidirectional_attention", None) is True and getattr(config, "is_causal", True)
+    return kind in ALWAYS_MASKED or bidirectional
 
 
 def register() -> None:

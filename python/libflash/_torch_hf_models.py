@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 import torch
 
 from . import _torch_hf, _torch_hf_paged
+from ._torch_hf_interface import named_attention, not_served, uses_interface
 
 
 @dataclass(eq=False)
@@ -78,14 +77,10 @@ def configurations(model: Any) -> list[Any]:
         isinstance(part, transformers.PreTrainedModel) for part in model.modules()
     ):
         raise TypeError(f"{kind} is no Hugging Face model: neither it nor a part of it is a transformers.PreTrainedModel")
-    served = [part for part in model.modules() if uses_interface(part)]
+    served = [part for part in model.modules() if uses_interface(type(part))]
     alone = sorted({type(part).__name__ for part in without_interface(model)})
     if not served:
-        raise TypeError(
-            f"{kind} does not use transformers' attention interface (it computes attention in "
-            f"{', '.join(alone) or 'its layers'}), so libflash cannot serve it; enable() without it serves its calls of "
-            "scaled_dot_product_attention"
-        )
+        raise TypeError(f"{not_served(kind, alone)}; enable() without it serves its calls of scaled_dot_product_attention")
     if alone:
         warnings.warn(
             f"{kind} runs on libflash except {', '.join(alone)}, which do not use transformers' attention interface",
@@ -100,32 +95,12 @@ def configurations(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def uses_interface(part: torch.nn.Module) -> bool:
-    """True if a function of this module's class refers to transformers' table of attention functions."""
-    if isinstance(part, sys.modules["transformers"].PreTrainedModel):  # it refers to the table; only its parts use it
-        return False
-    functions = (function for base in type(part).__mro__ if base is not torch.nn.Module for function in vars(base).values())
-    return any("ALL_ATTENTION_FUNCTIONS" in names_in(function) for function in functions)
-
-
-def names_in(function: Any) -> Iterator[str]:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    code = getattr(function, "__code__", None)
-    if isinstance(code, CodeType):
-        yield from code.co_names
-
-
 def without_interface(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The innermost modules with "Attention" in their name that do not use the interface, nor contain a module that does."""
     return [
         part
         for part in model.modules()
-        if named_attention(part)
-        and not any(named_attention(inner) for inner in part.modules() if inner is not part)
-        and not any(uses_interface(inner) for inner in part.modules())
+        if named_attention(type(part))
+        and not any(named_attention(type(inner)) for inner in part.modules() if inner is not part)
+        and not any(uses_interface(type(inner)) for inner in part.modules())
     ]
-
-
-def named_attention(part: torch.nn.Module) -> bool:
-    return "Attention" in type(part).__name__

@@ -116,7 +116,8 @@ def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
     models : Hugging Face models (transformers), or modules that contain some
         Their attention implementation becomes "lf_attention". A warning names parts that do not use
         transformers' attention interface. If transformers is loaded, the name is registered in any case, for
-        `attn_implementation=` when a model is loaded.
+        `attn_implementation=` when a model is loaded; a model that does not use the interface, and makes its masks with
+        transformers' functions, is then refused in its first call.
     sdpa : bool
         Replace torch.nn.functional.scaled_dot_product_attention where PyTorch would choose a fused kernel: its flash kernel on
         the CPU; flash, cuDNN or memory-efficient attention on CUDA. Masks keep PyTorch's meaning, and PyTorch still makes the

@@ -1,0 +1,106 @@
+"""Which classes of Hugging Face transformers use its attention interface, the table of attention functions by name."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+TABLE = "ALL_ATTENTION_FUNCTIONS"
+
+
+def uses_interface(kind: type) -> bool:
+    """True if a function of this class of modules refers to transformers' table of attention functions."""
+    if issubclass(kind, sys.modules["transformers"].PreTrainedModel):  # it refers to the table; only its parts use it
+        return False
+    functions = (function for base in kind.__mro__ if base is not torch.nn.Module for function in vars(base).values())
+    return any(TABLE in names_in(function) for function in functions)
+
+
+def names_in(function: Any) -> Iterator[str]:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    if isinstance(code, CodeType):
+        yield from code.co_names
+
+
+def named_attention(kind: type) -> bool:
+    return "Attention" in kind.__name__
+
+
+def not_served(model: str, alone: list[str]) -> str:
+    """Why libflash cannot serve a model; `alone`: its attention classes that do not use the interface."""
+    return (
+        f"{model} does not use transformers' attention interface (it computes attention in {', '.join(alone) or 'its layers'}), "
+        "so libflash cannot serve it"
+    )
+
+
+# -- known from the class of a configuration alone, which is all that a mask function sees of a model
+
+
+_passed: weakref.WeakSet[type] = weakref.WeakSet()  # configurations for which classes_alone has found none
+
+
+def classes_alone(config: type) -> list[str]:
+    """The attention classes of the models with this class of configurations, if none of these models uses the interface. Empty
+    otherwise, and if that is not known: for models whose attention is in other Python modules."""
+    if config in _passed:
+        return []
+    homes = next(filter(None, map(homes_of_models, config.__mro__)), [])
+    if not any(map(may_use_interface, homes)):
+        alone = sorted({kind.__name__ for home in homes for kind in modules_in(home) if named_attention(kind)})
+        if alone:
+            return alone
+    _passed.add(config)
+    return []
+
+
+# torch.compile cannot trace the function; it calls this one while it traces the caller.
+classes_alone._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def homes_of_models(config: type) -> list[ModuleType]:
+    """The Python modules that define models with this class of configurations, and the models that these are derived from.
+    Models derived from them elsewhere do not count."""
+    base = sys.modules["transformers"].PreTrainedModel
+    names = {}
+    for kind in below(base):
+        if takes(kind, config) and not any(takes(parent, config) for parent in kind.__bases__):
+            names |= {parent.__module__: None for parent in kind.__mro__ if parent is not base and issubclass(parent, base)}
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def below(kind: type) -> Iterator[type]:
+    """The classes derived from this one."""
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from below(derived)
+
+
+def takes(kind: type, config: type) -> bool:
+    return getattr(kind, "config_class", None) is config
+
+
+def modules_in(home: ModuleType) -> list[type]:
+    """Classes of torch modules defined in a Python module, or imported there."""
+    return [kind for kind in vars(home).values() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)]
+
+
+def may_use_interface(home: ModuleType) -> bool:
+    """Whether classes of this Python module use the interface, or it imports classes or functions from one that knows the
+    table."""
+    if any(map(uses_interface, modules_in(home))):
+        return True
+    modeling = sys.modules["transformers.modeling_utils"]  # it defines the table, and what every model imports
+    known = (x for x in vars(home).values() if isinstance(x, (type, FunctionType)))
+    others = {x.__module__ for x in known} - {modeling.__name__}
+    tables = (modeling.ALL_ATTENTION_FUNCTIONS, modeling.AttentionInterface)  # under whatever name they are imported
+    return any(x is table for x in vars(home).values() for table in tables) or any(
+        hasattr(sys.modules.get(name), TABLE) for name in others
+    )
