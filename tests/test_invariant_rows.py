@@ -6,6 +6,7 @@ The reference of each test is one call for one row of one sequence on one thread
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,12 @@ def packed_call(x: Problem, **more: Any) -> list[np.ndarray]:
     return list(libflash.decode(x.q, *x.caches, return_lse=True, **given))
 
 
+@lru_cache(maxsize=4)
+def packed_result(kernel: str, dtype: np.dtype, option: str = "causal") -> list[np.ndarray]:
+    """What calls with other pages or threads are compared with."""
+    return packed_call(problem(dtype, kernel, **OPTIONS[option]))
+
+
 @every_kernel
 @every_option
 @every_type
@@ -116,32 +123,39 @@ def test_order_of_sequences(kernel: str, dtype: np.dtype) -> None:
     check(x, o, lse, order)
 
 
+PREFILLED = 300
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100])
 @every_kernel
 @every_type
 @pytest.mark.parametrize("option", ["causal", "window", "segments of 256"])
-@pytest.mark.parametrize("chunk", [1, 7, 64, 100])
 def test_prefill_in_chunks(kernel: str, dtype: np.dtype, option: str, chunk: int) -> None:
     """With appends: the cache grows chunk by chunk; the bits are those of one chunk."""
-    total = 300
-    q = random(1, total, HEADS_Q, DIM, seed=3).astype(dtype)
-    new = [random(1, total, HEADS_K, DIM, seed=seed).astype(dtype) for seed in (1, 2)]
-    options = dict(OPTIONS[option], kernel=kernel, invariant=True, return_lse=True)
-
-    def run(chunk: int) -> list[np.ndarray]:
-        caches = [np.full((1, 320, HEADS_K, DIM), np.nan, dtype) for _ in new]
-        results = []
-        for first in range(0, total, chunk):
-            at = slice(first, first + chunk)
-            results.append(libflash.decode(q[:, at], *caches, k=new[0][:, at], v=new[1][:, at],
-                                           cache_seqlens=np.array([first], np.int32), **options))  # fmt: skip
-        return [np.concatenate([r[0] for r in results], 1), np.concatenate([r[1] for r in results], 2)]
-
-    for got, wanted in zip(run(chunk), run(total), strict=True):
+    for got, wanted in zip(prefill(kernel, dtype, option, chunk), prefill_at_once(kernel, dtype, option), strict=True):
         assert_same_bits(got, wanted)
 
 
-@every_kernel
+def prefill(kernel: str, dtype: np.dtype, option: str, chunk: int) -> list[np.ndarray]:
+    q = random(1, PREFILLED, HEADS_Q, DIM, seed=3).astype(dtype)
+    new = [random(1, PREFILLED, HEADS_K, DIM, seed=seed).astype(dtype) for seed in (1, 2)]
+    caches = [np.full((1, 320, HEADS_K, DIM), np.nan, dtype) for _ in new]
+    options = dict(OPTIONS[option], kernel=kernel, invariant=True, return_lse=True)
+    results = []
+    for first in range(0, PREFILLED, chunk):
+        at = slice(first, first + chunk)
+        results.append(libflash.decode(q[:, at], *caches, k=new[0][:, at], v=new[1][:, at],
+                                       cache_seqlens=np.array([first], np.int32), **options))  # fmt: skip
+    return [np.concatenate([r[0] for r in results], 1), np.concatenate([r[1] for r in results], 2)]
+
+
+@lru_cache(maxsize=4)
+def prefill_at_once(kernel: str, dtype: np.dtype, option: str) -> list[np.ndarray]:
+    return prefill(kernel, dtype, option, PREFILLED)
+
+
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64, 256])
+@every_kernel
 @pytest.mark.parametrize("option", ["causal", "window"])
 def test_pages(kernel: str, page_size: int, option: str) -> None:
     """In any order, with absent pages behind the window."""
@@ -155,19 +169,17 @@ def test_pages(kernel: str, page_size: int, option: str) -> None:
         paged[table] = rows.reshape(*table.shape, page_size, HEADS_K, DIM)
     for b, length in enumerate(LENGTHS if option == "window" else ()):
         table[b, : max(length - ROWS[b] - 100, 0) // page_size] = -5
-    wanted = packed_call(x)
     x.caches = pages
-    for got, one in zip(packed_call(x, block_table=table), wanted, strict=True):
+    for got, one in zip(packed_call(x, block_table=table), packed_result(kernel, x.q.dtype, option), strict=True):
         assert_same_bits(got, one)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
 @every_kernel
 @every_type
-@pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
 def test_threads(kernel: str, dtype: np.dtype, threads: int) -> None:
     """With many threads segments are tasks of their own; on one thread all are one task."""
-    x = problem(dtype, kernel)
-    wanted = packed_call(x)
+    x, wanted = problem(dtype, kernel), packed_result(kernel, dtype)
     last = [LENGTHS, x.q[np.cumsum(ROWS) - 1]]
     before = libflash.get_num_threads()
     libflash.set_num_threads(threads)

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 import structured
 from case import Case
-from decode_cases import DecodeCase
+from decode_cases import DecodeCase, DecodeInputs
 from defects import DEFECTS, DroppedKey, LowPrecisionDqSum, TruncatedOutput
 from emulator import Emulator
+from harness import assert_same_bits
+from libflash.conformance import cache_cases
+from libflash.conformance.cache_cases import CacheCase
 from rounding import stored
 from tolerance import Report, check, expect
 
@@ -261,3 +264,19 @@ def test_names_are_unique_and_inputs_repeat() -> None:
         a, b = case.inputs(), case.inputs()
         np.testing.assert_array_equal(a.q.view(np.uint8), b.q.view(np.uint8))
         assert a.options.keys() == b.options.keys()
+
+
+@pytest.mark.parametrize("case", [decode_cases.by_name("decode-paged-append-bf16"), cache_cases.rotating()[0]], ids=str)
+def test_no_test_alters_what_another_one_gets(case: DecodeCase | CacheCase) -> None:
+    before, altered = arrays(case.inputs()), arrays(case.inputs())
+    for x in altered:
+        x.view(np.uint8)[...] ^= 255
+    for x, y in zip(arrays(case.inputs()), before, strict=True):
+        assert_same_bits(x, y)
+    with pytest.raises(ValueError, match="read-only"):
+        case.gathered().k_cache[...] = 0
+
+
+def arrays(x: DecodeInputs) -> list[np.ndarray]:
+    given = (x.q, x.k_cache, x.v_cache, *x.options.values())
+    return [value for value in given if isinstance(value, np.ndarray)]

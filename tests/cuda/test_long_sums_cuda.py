@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gpu_kernels import device_of, errors_of, parameters, with_cpu
 from harness import random
-from long_sums import LONG, SCORES, exact, problem, ulps, values
+from long_sums import LONG, SCORES, exact, expected, problem, ulps, values
 
 import libflash
 
@@ -59,13 +59,13 @@ def call(function: Callable, kernel: dict, q: np.ndarray, k: np.ndarray, v: np.n
     )
 
 
-def check(kernel: dict, out: torch.Tensor, lse: torch.Tensor, expected: tuple[np.ndarray, np.ndarray]) -> None:
+def check(kernel: dict, out: torch.Tensor, lse: torch.Tensor, wanted: tuple[np.ndarray, np.ndarray]) -> None:
     """out: rows and channels; the channels repeat those of the expected result."""
     got = to_numpy(out, DTYPES[kernel["dtype"]])
     assert not np.isnan(got.astype(np.float32)).any()
-    distances = [ulps(got[:, first : first + 4], expected[0]) for first in range(0, got.shape[1], 4)]
+    distances = [ulps(got[:, first : first + 4], wanted[0]) for first in range(0, got.shape[1], 4)]
     assert max(distances) <= ULPS[kernel["dtype"]]
-    assert np.abs(lse.cpu().numpy() - expected[1]).max() <= 3e-5
+    assert np.abs(lse.cpu().numpy() - wanted[1]).max() <= 3e-5
 
 
 @pytest.mark.parametrize("scores", SCORES)
@@ -77,8 +77,8 @@ def test_forward(kernel: dict, scores: str) -> None:
     q, k = problem(scores, dtype, 3, keys)
     v = values(keys, dtype, 4)
     out, lse = call(libflash.attention, kernel, np.tile(q, (1, times, 1, 1)), k, v)
-    expected, expected_lse = exact(q, k, v)
-    check(kernel, out[0, :, 0], lse[0, 0], (np.tile(expected, (times, 1)), np.tile(expected_lse, times)))
+    of_rows, lse_of_rows = expected(scores, dtype, 3, keys, 4)
+    check(kernel, out[0, :, 0], lse[0, 0], (np.tile(of_rows, (times, 1)), np.tile(lse_of_rows, times)))
 
 
 @pytest.mark.parametrize("kernel", long_kernels("forward"))
@@ -119,7 +119,7 @@ def test_decode(kernel: dict, rows: int, options: dict, scores: str) -> None:
     q, k = problem(scores, dtype, rows, keys)
     v = values(keys, dtype, 4)
     out, lse = call(libflash.decode, kernel, q, k, v, causal=False, **options)
-    check(kernel, out[0, :, 0], lse[0, 0], exact(q, k, v))
+    check(kernel, out[0, :, 0], lse[0, 0], expected(scores, dtype, rows, keys, 4))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

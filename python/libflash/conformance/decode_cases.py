@@ -8,6 +8,7 @@ case.check(o=out, lse=lse, k_cache=x.k_cache, v_cache=x.v_cache)
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import zlib
 from functools import cache, lru_cache
@@ -75,6 +76,9 @@ class DecodeCase(ScoreNumbers):
 
     def inputs(self) -> DecodeInputs:
         """New arrays with the same values in every call."""
+        return copy.deepcopy(_drawn(self))
+
+    def draw(self) -> DecodeInputs:
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         dim_v = self.head_dim if self.head_dim_v is None else self.head_dim_v
         options = self._options(rng, dim_v)
@@ -184,8 +188,8 @@ class DecodeCase(ScoreNumbers):
         return filled
 
     def gathered(self) -> Gathered:
-        x = self.inputs()
-        return gather(x.q, x.k_cache, x.v_cache, **x.options)
+        """Read-only arrays, the same ones in every call."""
+        return _gathered(self)
 
     def expected(self, **errors: float) -> tolerance.Expected:
         return _expected(self, tuple(sorted(errors.items())))
@@ -210,6 +214,26 @@ class DecodeCase(ScoreNumbers):
         turned = bool(self.rotary) and name == "k_cache"  # float32 products, rounded again; other rows are copies
         limit = turned * (2 * ROUNDING[got.dtype].u * np.abs(exact) + 2.0**-21 * np.abs(exact).max(initial=0))
         assert (np.abs(x - exact) <= limit).all(), f"{self}: appended rows of {name} are wrong"
+
+
+# Every kernel, split and check asks for the same numbers.
+@lru_cache(maxsize=32)
+def _drawn(case: DecodeCase) -> DecodeInputs:
+    return case.draw()
+
+
+@lru_cache(maxsize=32)
+def _gathered(case: DecodeCase) -> Gathered:
+    x = case.inputs()
+    gathered = gather(x.q, x.k_cache, x.v_cache, **x.options)
+    make_read_only(gathered)
+    return gathered
+
+
+def make_read_only(x: Gathered) -> None:
+    for array in (*vars(x).values(), *x.options.values()):
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
 
 
 @lru_cache(maxsize=32)

@@ -114,8 +114,7 @@ struct Rows {
     // Adds factor * terms to the exact values of a row.
     void add(int batch, int i, int head, double factor, const double* terms, int count) {
         add_scaled(&exact[at(batch, i, head)], factor, terms, count);
-        double* const of_row = &sizes[at(batch, i, head)];
-        for (int j = 0; j < count; ++j) of_row[j] += std::fabs(factor * terms[j]);
+        add_absolute(&sizes[at(batch, i, head)], factor, terms, count);
     }
     size_t at(int batch, int row, int head) const { return size_t(side->start[batch] + row) * stride + head * dim; }
     const double* row(int batch, int i, int head) const { return &widened[at(batch, i, head)]; }

@@ -47,6 +47,11 @@ template <class Number>
 __attribute__((optimize("O3"))) void add_scaled(double* sums, double factor, const Number* x, int count) {
     for (int i = 0; i < count; ++i) sums[i] += factor * wide(x[i]);
 }
+// The same with the absolute values of the terms.
+template <class Number>
+__attribute__((optimize("O3"))) void add_absolute(double* sums, double factor, const Number* x, int count) {
+    for (int i = 0; i < count; ++i) sums[i] += std::fabs(factor * wide(x[i]));
+}
 
 inline __half rounded(double x, __half) { return __double2half(x); }
 inline __nv_bfloat16 rounded(double x, __nv_bfloat16) { return __double2bfloat16(x); }
