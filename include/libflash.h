@@ -47,21 +47,26 @@
  *
  * Rules for every function:
  *   - Memory. The caller owns all memory. The library allocates no device memory and prints nothing.
+ *   - Lifetime. Structs and strings that arguments point to are read before the function returns and may then be freed. Device
+ *     memory (tensors, workspace) must stay valid until the enqueued work has finished.
  *   - Device. The tensors decide where a call runs. With host tensors it runs on the CPU and is complete when the function
- *     returns. With CUDA tensors it runs on `stream` (a cudaStream_t; NULL is the default stream), and the function returns
- *     when the work is enqueued. The library never synchronises with the device.
- *   - Checks. All arguments are checked before the first byte is written. A refused call leaves the outputs untouched and
- *     returns a status other than FLASH_STATUS_OK. flash_last_error() then names the argument, the rule and the value.
+ *     returns. With CUDA tensors it runs on `stream`, a cudaStream_t of the device of the tensors (NULL: its legacy default
+ *     stream), and the function returns when the work is enqueued. The current device of the thread does not change. The library
+ *     never synchronises with the device, so calls may be captured in a CUDA graph.
+ *   - Checks. Shapes, types and values are checked before the first byte is written, on the CPU also the contents of lengths and
+ *     tables. A refused call leaves the outputs untouched and returns a status other than FLASH_STATUS_OK. flash_last_error()
+ *     then names the argument, the rule and the value. After the first write only CUDA, OUT_OF_MEMORY, INTERNAL and CANCELLED can
+ *     be returned.
  *   - Workspace. Scratch memory comes from the caller, on the device of the tensors. The `..._workspace_size` functions return
  *     how many bytes a call needs. Pass at least that many, aligned to 256 bytes; if the size is 0, the workspace may be NULL.
  *     Its contents have no meaning before or after the call. Two calls that run at the same time need two workspaces.
  *   - Threads. Any function may be called from any number of threads at once.
- *   - State. Between calls the library keeps: device properties, read once; for each thread the last error text and the
- *     interrupt check; and a pool of threads for CPU calls. The first CPU call that uses more than one thread starts the pool.
- *     All CPU calls share it. It never has more threads than the machine has processors, or than one call asks for if that is
- *     more. Its threads sleep between calls and block all signals. During a call they have the affinity and the floating-point
- *     environment of the calling thread. After fork() the child starts its own pool. Once the pool exists, dlclose() does not
- *     unload the library.
+ *   - State. Between calls the library keeps: device properties, the thread counts of the environment and the CPU quota, each
+ *     read once; for each thread the last error text and the interrupt check; and a pool of threads for CPU calls. The first CPU
+ *     call that uses more than one thread starts the pool. All CPU calls share it. It has at most as many threads as the machine
+ *     has processors, or as the largest num_threads of a call. Its threads sleep between calls and block all signals. During a
+ *     call they have the affinity and the floating-point environment of the calling thread. After fork() the child starts its own
+ *     pool. Once the pool exists, dlclose() does not unload the library.
  *
  * A first call with all defaults; q, k, v and out are (batch, seqlen, heads, head_dim) in host memory:
  *
@@ -111,13 +116,14 @@ FLASH_API const char *flash_version_string(void);
  * 3  STATUS AND ERROR TEXT */
 typedef enum flash_status_t {
     FLASH_STATUS_OK = 0,
-    FLASH_STATUS_INVALID = 1,       /* the call is wrong on every machine: a shape, a stride, a value, a missing tensor */
+    FLASH_STATUS_INVALID = 1,       /* an argument is wrong: a shape, a stride, a value, a missing tensor, a device_id that */
+                                    /*   does not exist; or LIBFLASH_NUM_THREADS is no valid number */
     FLASH_STATUS_UNSUPPORTED = 2,   /* the call is correct, but no kernel of this build supports it on this machine */
     FLASH_STATUS_VERSION = 3,       /* `struct_size` fits no version, or a field is set that this library does not know */
     FLASH_STATUS_WORKSPACE = 4,     /* the workspace is missing, too small or misaligned; the error text has the size needed */
     FLASH_STATUS_NO_DEVICE = 5,     /* CUDA tensors, but no usable GPU, no driver, or a driver that is too old */
     FLASH_STATUS_CUDA = 6,          /* the CUDA runtime reported an error, possibly one of earlier work */
-    FLASH_STATUS_OUT_OF_MEMORY = 7, /* host memory could not be allocated, or a thread could not be started */
+    FLASH_STATUS_OUT_OF_MEMORY = 7, /* host memory could not be allocated */
     FLASH_STATUS_INTERNAL = 8,      /* a defect of the library */
     FLASH_STATUS_CANCELLED = 9      /* the interrupt check ended the call (section 12); its outputs are undefined */
 } flash_status_t;
@@ -125,8 +131,8 @@ typedef enum flash_status_t {
 /* "INVALID" for FLASH_STATUS_INVALID, and so on; "UNKNOWN" for any other value. Never NULL. */
 FLASH_API const char *flash_status_name(flash_status_t status);
 
-/* The error text of the last call on this thread that returned a flash_status_t; "" if it succeeded. Never NULL. Valid until the
- * next call of a libflash function on this thread. */
+/* The error text of the last call on this thread that returned a flash_status_t, or of flash_cpu_threads if that was later; "" if
+ * it succeeded. At most 2047 characters. Never NULL. Valid until the next call of a libflash function on this thread. */
 FLASH_API const char *flash_last_error(void);
 
 /* ---------------------------------------------------------------------------------------------------------------------
@@ -136,12 +142,15 @@ FLASH_API const char *flash_last_error(void);
  *   - Strides count elements, not bytes. They may have any value that is not negative. Inputs may repeat (stride 0). Strides of
  *     dimensions of size 0 or 1 are ignored. (batch, heads, seqlen, head_dim) memory is therefore passed by giving shape and
  *     strides in the order that this header states.
- *   - The last dimension must be contiguous (stride 1) in q, k, v, out, dout, dq, dk, dv, the caches, k_new, v_new and the rotary
- *     tables. Vectors of lengths and slots must be contiguous.
- *   - Each size is less than 2^40. Data must be aligned to the size of its elements. `data` may be NULL if the tensor has no
- *     elements.
+ *   - The last dimension must be contiguous (stride 1) in q, k, v, out, dout, dq, dk, dv and their tangents, the caches, k_new,
+ *     v_new, k_rope_new, the rotary tables, and outs and out of a merge. Vectors of INT32 and INT64 and arrays of positions must
+ *     be contiguous; block_table, tree_mask and block lists may have strides.
+ *   - Each size is less than 2^40. On CUDA the batch is less than 2^31, and the rows of a tensor or sequence and the capacity are
+ *     less than 2^29 (else UNSUPPORTED). Data must be aligned to the size of its elements. `data` may be NULL if the tensor has
+ *     no elements.
  *   - An output must not overlap an input, another output or itself. Slices of one buffer (dq, dk and dv of one packed tensor)
- *     do not overlap. */
+ *     do not overlap. Some interleaved strides are refused although no byte is shared. Exception: the caches of section 7, "Views
+ *     and parts". */
 typedef enum flash_dtype_t {
     FLASH_DTYPE_NONE = 0,
     FLASH_DTYPE_FLOAT16 = 1,
@@ -185,16 +194,16 @@ typedef struct flash_tensor_t {
  *
  * The query side and the key side may be dense or packed independently. Hq must be a multiple of Hk; query head h uses key head
  * h / (Hq / Hk). D and Dv are 1 to 512 (decode on the CPU: 576). In decode on CUDA D is 1 to 576 and Dv 1 to 512.
- * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64. Beside 16-bit inputs,
- * out in forward, and each of dq, dk and dv, may be FLOAT32 instead (partial results that are added up later). lse,
+ * Types: q, k, v, out, dout and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64. With 16-bit q, these outputs
+ * may be FLOAT32 instead, for partial results that are added later: out of forward and decode; dq, dk and dv of backward. lse,
  * dlse and delta are FLOAT32 (FLOAT64 with FLOAT64 tensors); lse is a natural logarithm. Sums and the softmax are computed in
  * FLOAT32 (FLOAT64 with FLOAT64 tensors).
  *
  * Flags. An unknown bit is refused, and so is a bit that the operation does not have. Forward: all but ROTARY_INTERLEAVED,
  * FROM_LSE, ADD and INVARIANT_ROWS. Backward: all but ROTARY_INTERLEAVED, FROM_LSE, CONTINUE and INVARIANT_ROWS. Decode: CAUSAL,
- * WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS. */
+ * WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS. Tangents: CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC. */
 #define FLASH_FLAG_CAUSAL 0x1u        /* query i sees key j only if j <= i + shift; shift = Lk - Lq (bottom-right aligned) */
-#define FLASH_FLAG_TOP_LEFT 0x2u      /* the causal rule and the window are aligned top-left: shift = 0 */
+#define FLASH_FLAG_TOP_LEFT 0x2u      /* the causal rule and the window are aligned top-left: shift = 0. ALiBi is not changed */
 #define FLASH_FLAG_WINDOW 0x4u        /* use window_left and window_right: i + shift - left <= j <= i + shift + right */
 #define FLASH_FLAG_SCALE 0x8u         /* use softmax_scale; without the flag the scale is 1 / sqrt(D) */
 #define FLASH_FLAG_DETERMINISTIC 0x10u /* backward: the same bits in every run. On CUDA, dq is otherwise summed in an order that
@@ -248,15 +257,17 @@ typedef struct flash_attention_options_t {
     int64_t num_splits;     /* forward: the number of ranges into which the keys are split, 1 to 1024; 1: no split; */
                             /*   0: the library chooses */
 
-    const flash_tensor_t *cu_seqlens_q; /* INT32 (B + 1): sequence b is rows cu[b] to cu[b + 1] - 1 of the packed tensor */
+    const flash_tensor_t *cu_seqlens_q; /* INT32 (B + 1): sequence b is rows cu[b] to cu[b + 1] - 1 of the packed tensor; cu[0] */
+                                        /*   is 0, entries do not decrease, the last one is at most the rows of the tensor */
     const flash_tensor_t *cu_seqlens_k;
     const flash_tensor_t *seqused_q;    /* INT32 (B): only the first seqused_q[b] rows of sequence b exist; out is 0 past them */
     const flash_tensor_t *seqused_k;
 
     const flash_tensor_t *alibi_slopes;   /* (Hq) or (B, Hq); FLOAT32 or the type of q */
     const flash_tensor_t *bias;           /* (B, Hq, Sq, Sk); a size may be 1 (repeated), leading dimensions may be missing; */
-                                          /*   FLOAT32 or the type of q. Packed: Sq and Sk are at least the largest lengths; */
-                                          /*   row and column count from the start of each sequence */
+                                          /*   FLOAT32 or the type of q. Packed: Sq and Sk are at least max_seqlen_q and */
+                                          /*   max_seqlen_k (if given) and the largest lengths; row and column count from */
+                                          /*   the start of each sequence */
     const flash_tensor_t *mask;           /* BOOL, shaped like bias; a query sees a key only where it is true */
     const flash_tensor_t *learnable_sink; /* (Hq): one more score in each row's softmax, without a value; type as alibi_slopes */
     const flash_tensor_t *block_mask;     /* BOOL (B or 1, Hq or 1, ceil(Sq / 128), ceil(Sk / 128)): true keeps the block; */
@@ -280,8 +291,8 @@ typedef struct flash_attention_options_t {
      * CUDA graph uses its current contents; on the CPU the call reads it. */
     const flash_tensor_t *rng_state;
 
-    /* With FLASH_FLAG_POSITIONS: where rows and keys stand. See "Positions" below. */
-    int64_t row_begin;    /* row i stands at row_begin + i * row_step; at least 0 */
+    /* With FLASH_FLAG_POSITIONS: the positions of rows and keys. See "Positions" below. */
+    int64_t row_begin;    /* row i has position row_begin + i * row_step; at least 0 */
     int64_t row_step;     /* at least 1; 0 counts as 1 */
     int64_t column_begin; /* the same of key j */
     int64_t column_step;
@@ -299,9 +310,9 @@ typedef struct flash_attention_options_t {
     /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. For backward and for tangents; see sections 6
      * and 14. */
     const flash_tensor_t *delta;
-    int32_t sm_margin; /* CUDA: leave this many multiprocessors to other kernels, where a kernel has one thread block */
-                       /*   for each of them (forward, backward and their tangents on sm90); forward also gives less */
-                       /*   work to thread blocks that begin late. No effect elsewhere. Not negative */
+    int32_t sm_margin; /* CUDA: multiprocessors to leave free for other kernels. Effect: forward, backward and their */
+                       /*   tangents on sm90, where a persistent thread block runs on each multiprocessor; forward then */
+                       /*   has a dynamic tile scheduler. Not negative */
     int32_t reserved2; /* 0 */
 
     /* Forward only; outputs, written if given: statistics of the rows. See section 5. */
@@ -325,20 +336,23 @@ typedef struct flash_attention_options_t {
  * FLASH_FLAG_POSITIONS the causal rule, the window, ALiBi and dropout use the positions of rows and keys in the whole sequence
  * instead of their numbers in the tensors. A row at position r sees a key at position c if c <= r (causal) and
  * r - window_left <= c <= r + window_right (window); ALiBi adds -slope * |r - c|. There is no alignment, so TOP_LEFT is refused.
- * bias, mask, block_mask and lengths still count rows and keys of the tensors. Each side has its positions from exactly one of
- * the numbers, *_begins (with the step) and *_positions. Without the flag all these fields must be 0 or NULL, steps 0 or 1.
+ * bias, mask, block_mask and lengths still count rows and keys of the tensors. The positions of each side come from one of three
+ * sources: begin and step; *_begins and step (begin 0); *_positions (begin 0, step 0 or 1). Without the flag all these fields
+ * must be 0 or NULL, steps 0 or 1.
  * Differences of positions are exact up to 2^24 in FLOAT32 calls with ALiBi. On CUDA all positions must be below 2^29 (those of
  * the numbers are checked, those of arrays are not), and alibi_slopes needs steps of 1 and no *_positions.
  *
- * Bad contents. The CPU reads cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k before it computes, and refuses what is not
- * described above (INVALID). On CUDA only the kernels read them: in forward, backward and the tangents (section 14) of both,
- * entries of cu_seqlens are clamped to 0 .. rows of their tensor, a sequence whose end is before its begin is empty, and
- * seqused[b] is clamped to 0 .. rows of the sequence. Prefix sums that descend are bad input too, but sequences that share no
- * row with another one still have their results. Forward and its tangents also have the results of sequences that share keys;
- * otherwise, where sequences share rows, the results of these sequences are undefined. If the sequences have more rows together
- * than the tensor (not: keys, in forward and its tangents), or one has more rows than max_seqlen, all results are undefined. The
- * call always ends, and nothing outside of the tensors is written; nor is it read, if bias, mask and block masks cover the
- * lengths. */
+ * Bad contents. The CPU checks the contents of lengths, positions, sequence_numbers and block_lists before it computes (INVALID).
+ * On CUDA only the kernels read them. In forward, backward and the tangents of both:
+ *   - Entries of cu_seqlens are clamped to 0 .. rows of the tensor; a sequence whose end is before its begin is empty.
+ *   - seqused[b] is clamped to 0 .. rows of the sequence.
+ *   - If a sequence has more rows than max_seqlen, or all sequences together have more rows than the tensor, all results are
+ *     undefined. In forward and its tangents the sequences of keys may together have more rows than the tensor.
+ *   - If sequences overlap, their results are undefined; those of the other sequences are right. In forward and its tangents
+ *     the sequences of keys may overlap.
+ *   - The counts and indices of block_lists must be right: kernels do not clamp them, and read outside of the lists.
+ * With wrong lengths the call still ends and writes nothing outside of the tensors. It also reads nothing outside of them if
+ * bias, mask and block masks cover the lengths. */
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 5  FORWARD
@@ -346,7 +360,6 @@ typedef struct flash_attention_options_t {
  * Writes out and, if not NULL, lse. Rows of a packed tensor that belong to no sequence are not written; rows of a sequence past
  * seqused_q get out = 0 and lse = -infinity.
  * The result is deterministic: the same inputs, options, device and build give the same bits.
- * Only the statuses CUDA, OUT_OF_MEMORY, INTERNAL and CANCELLED can be returned after the first write.
  *
  * Continuation. With FLASH_FLAG_CONTINUE, out and lse (then required) hold the result for other keys of the same rows, and the
  * call replaces them by the result for both sets of keys: the earlier result counts as one more key of score lse and value out.
@@ -367,8 +380,9 @@ FLASH_API flash_status_t flash_attention_forward(const flash_tensor_t *q, const 
                                                  const flash_attention_options_t *options, void *workspace,
                                                  size_t workspace_bytes, void *stream);
 
-/* Writes to `bytes` the size of the workspace that the call with these arguments needs. Reads no tensor data: the `data` pointers
- * may be NULL. The same holds for the other ..._workspace_size functions. */
+/* Writes to `bytes` the size of the workspace that the call with these arguments needs. Reads no tensor data: `data` may be NULL,
+ * and then counts as aligned. On CUDA the kernel, and so the size, depends on whether addresses and strides are multiples of 16
+ * bytes: if an address is not, pass the real pointers. The same holds for the other ..._size functions. */
 FLASH_API flash_status_t flash_attention_forward_workspace_size(const flash_tensor_t *q, const flash_tensor_t *k,
                                                                 const flash_tensor_t *v, const flash_tensor_t *out,
                                                                 const flash_tensor_t *lse,
@@ -378,10 +392,11 @@ FLASH_API flash_status_t flash_attention_forward_workspace_size(const flash_tens
  * 6  BACKWARD
  *
  * Reads dout = d loss / d out and, if given, options->dlse = d loss / d lse. Writes dq, dk and dv, with the shapes of q, k and v,
- * and, if given, options->dbias and options->dsink. q, k, v, out, lse and the options must be those of the forward call; lse is
- * required. With grouped query heads (Hq > Hk), dk and dv are sums over the query heads of the group, added in FLOAT32 (FLOAT64
- * with FLOAT64 tensors). Rows of packed tensors that belong to no sequence are not written; gradients of rows past seqused_q and
- * seqused_k are 0.
+ * and, if given, options->dbias and options->dsink. q, k, v, out, lse (required) and the options must be those of the forward
+ * call, without FLASH_FLAG_CONTINUE, max_logit and entropy, which are refused. dout and out have the type of q: a FLOAT32 out
+ * must be converted. With grouped query heads (Hq > Hk), dk and dv are sums over the query heads of the group, added in FLOAT32
+ * (FLOAT64 with FLOAT64 tensors). Rows of packed tensors that belong to no sequence are not written; gradients of rows past
+ * seqused_q and seqused_k are 0.
  *
  * A part of the keys. If k and v are a part of the keys of the rows, and out, lse and dlse are those of the whole rows (over all
  * their keys), dk and dv are the gradients of these keys, and dq is their share: the sum over all parts is the whole dq. Give
@@ -390,10 +405,12 @@ FLASH_API flash_status_t flash_attention_forward_workspace_size(const flash_tens
  * Sums over calls. With FLASH_FLAG_ADD, dq, dk and dv are added to, not replaced; rows without a gradient stay as they are. They
  * must be FLOAT32 (FLOAT64 with FLOAT64 tensors). dbias and dsink are replaced as always.
  * delta. rowsum(dout * out) - dlse is the same for all parts of the keys. If given, options->delta is written by a call without
- * FLASH_FLAG_ADD, and read by a call with it; the latter does not read out, and dlse, which delta contains, must be NULL.
+ * FLASH_FLAG_ADD, and read by a call with it; the latter does not read the data of out, and dlse, which delta contains, must
+ * be NULL.
  *
- * Long sums. On CUDA with more than 256 channels and 16-bit types, UNSUPPORTED: sums over more than 65536 keys, or over so many
- * rows of the heads that share a key head (BFLOAT16: 262144; Hopper: twice as many, and any number of rows in its own kernel). */
+ * Long sums. UNSUPPORTED on CUDA with D or Dv above 256 and 16-bit types: rows that can see more than 65536 keys, or keys that
+ * more than 65536 query rows can see, counted over the heads that share the key head. With BFLOAT16 both limits are 262144. On
+ * Hopper they are twice as large, and the sm90 kernel has no limit on query rows. */
 FLASH_API flash_status_t flash_attention_backward(const flash_tensor_t *dout, const flash_tensor_t *q, const flash_tensor_t *k,
                                                   const flash_tensor_t *v, const flash_tensor_t *out,
                                                   const flash_tensor_t *lse, const flash_tensor_t *dq,
@@ -415,7 +432,7 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * are given, the call first appends their rows to the cache, in place; the queries then see them too.
  *
  *     q         (B, Sq, Hq, D), or with cu_seqlens_q (total_q, Hq, D)
- *     k_cache   (B_cache, capacity, Hk, D), or with block_table (num_pages, page_size, Hk, D)
+ *     k_cache   (B_cache, capacity, Hk, D), or with block_table (num_pages, page_size, Hk, D); with k_rope_cache D - Dr channels
  *     v_cache   (B_cache, capacity, Hk, Dv), or with block_table (num_pages, page_size, Hk, Dv)
  *     out       (B, Sq, Hq, Dv), or with cu_seqlens_q (total_q, Hq, Dv)
  *     lse       (B, Hq, Sq), or with cu_seqlens_q (Hq, total_q), or NULL
@@ -434,21 +451,19 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * causal rule, a row sees those of them whose bit is set, and all earlier keys: bit j % 32 of word j / 32 is for the j-th of the
  * last Sq keys. A row's own bit is not implied. A sequence needs 32 * words >= Sq. The rows of tree_mask are the query rows, or
  * with cu_seqlens_tree for each sequence all of its query rows or none: a sequence without rows of tree_mask is causal.
- * q_positions are the positions of the query rows, and of the last Sq keys, for the rotary embedding, the window and ALiBi: a
- * node of a tree stands at the number of the keys before the tree plus its depth. NULL: row i stands at Lk - Sq + i. They do not
- * change the causal rule; the window counts positions, and window_right as it is given, beside CAUSAL too. A window with
- * tree_mask but without q_positions is UNSUPPORTED.
+ * q_positions are the positions of the query rows, and of the last Sq keys, for the rotary embedding, the window and ALiBi: the
+ * position of a node of a tree is the number of keys before the tree plus its depth. NULL: row i has position Lk - Sq + i. They
+ * do not change the causal rule. With q_positions the window compares positions, and CAUSAL does not set window_right to 0. A
+ * window with tree_mask but without q_positions is UNSUPPORTED.
  *
  * Shards. With shard_count > 1 the cache has a part of the keys: key t of a sequence is on shard (t / shard_keys) mod
  * shard_count, and the keys of a shard follow each other in its cache without gaps, so that block_table, page_size and the
  * capacity count only these. Everything else is as if the cache were whole: cache_seqlens, cache_leftpad, q_positions,
  * tree_mask, shared_lens, the causal rule, the window, ALiBi and rotary positions count all keys. Each shard gets the same q,
- * k_new and v_new, at least as many new rows as query rows (else UNSUPPORTED; packed, INVALID), and stores the new rows whose
- * keys are its own. learnable_sink counts on shard 0 alone and is ignored on the others. cache_seqlens is required without
- * k_new. out and lse are those of the part of the keys; flash_attention_merge makes the whole of them. A row without a key on
- * the shard has out 0 and lse -infinity.
- *
- * out may be FLOAT32 with FLOAT16 or BFLOAT16 q, for parts that are merged later.
+ * k_new and v_new, at least as many new rows as query rows (else UNSUPPORTED; packed: INVALID on the CPU, not checked on CUDA),
+ * and stores the new rows whose keys are its own. learnable_sink counts on shard 0 alone and is ignored on the others.
+ * cache_seqlens is required without k_new. out and lse are those of the part of the keys; flash_attention_merge makes the whole
+ * of them. A row without a key on the shard has out 0 and lse -infinity.
  *
  * Shared keys. shared_groups and shared_lens say that sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first
  * shared_lens[i] keys in the same memory: the same cache entry, or the same pages in the columns of the table that they read. It
@@ -460,14 +475,14 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * them to fill the GPU; without scales, q_positions, tree_mask, cache_leftpad, alibi_slopes, window_left, shards and
  * FLOAT32 out. Else the hint is ignored.
  *
- * Schedule. Long chunks on CUDA (explain: "long chunks") are computed in an order that depends on lengths alone: those in
- * cache_seqlens, cu_seqlens_q and cu_seqlens_new. Every call computes the order, unless it is given as `schedule`:
- * flash_attention_decode_schedule computes it once for all layers of a step. Calls may share a schedule if they differ in nothing
- * but softmax_scale, the addresses and strides of their tensors, and the contents of tensors other than these three. They only
- * read it, so they may run on several streams, after the call that writes it. No bit of a result changes. A schedule for other
- * shapes, options or lengths, or with any numbers, gives undefined results, but nothing outside of the tensors is touched. One
- * that is too small is refused. A call that has no use for a schedule (size 0: on the CPU, without long chunks, or where no
- * kernel has them) accepts one of any size and does not read it.
+ * Schedule. On Hopper GPUs sequences with many query rows (at least 64 or 96; "long chunks" in explain) have a kernel of their
+ * own, which computes them in an order that depends on lengths alone: those in cache_seqlens, cu_seqlens_q and cu_seqlens_new.
+ * Every call computes the order, unless it is given as `schedule`: flash_attention_decode_schedule computes it once for all
+ * layers of a step. Calls may share a schedule if they differ in nothing but softmax_scale, the addresses and strides of their
+ * tensors, and the contents of tensors other than these three. They only read it, so they may run on several streams, after the
+ * call that writes it. No bit of a result changes. A schedule for other shapes, options or lengths, or with any numbers, gives
+ * undefined results, but nothing outside of the tensors is touched. One that is too small is refused. A call that has no use for
+ * a schedule (size 0: on the CPU, without long chunks, or where no kernel has them) accepts one of any size and does not read it.
  *
  * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
  * columns * page_size. Table entries past the last key, and those before the first key that a row sees (window,
@@ -475,12 +490,13 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * appends must not hold another key that a sequence of the call reads or appends, also of its own: a page that comes twice in its
  * table may be reused only where no row sees its old keys. The CPU refuses it (INVALID).
  *
- * Bad contents. On the CPU a length or page number that is out of range is refused (INVALID), also cache_leftpad[b] above
- * cache_seqlens[b]. On CUDA the host does not read the lengths and tables: a page whose number is out of range counts as absent;
- * cache_seqlens is clamped to 0 .. capacity and cache_leftpad to 0 .. Lk; a position past the end of the rotary tables uses their
- * last row; nothing is written outside the cache. Entries of cu_seqlens_q and the other prefix sums are clamped to the rows of
- * their tensor, and a sequence whose end is before its begin is empty; where sequences overlap, results are undefined.
- * q_positions are clamped to 0 .. 2^29 - 1; bits that tree_mask does not have count as 0.
+ * Bad contents. On the CPU these are refused (INVALID): a length, cache entry or page number out of range, cache_leftpad[b] above
+ * cache_seqlens[b], a negative position, and a position past the end of the rotary tables. On CUDA the host does not read the
+ * lengths and tables: a page or cache entry whose number is out of range counts as absent; cache_seqlens is clamped to 0 ..
+ * capacity and cache_leftpad to 0 .. Lk; a position past the end of the rotary tables uses their last row; nothing is written
+ * outside the cache. Entries of cu_seqlens_q and the other prefix sums are clamped to the rows of their tensor, and a sequence
+ * whose end is before its begin is empty; where sequences overlap, results are undefined. q_positions are clamped to 0 .. 2^29 -
+ * 1; bits that tree_mask does not have count as 0.
  *
  * Full cache. On CUDA, new row i of sequence b does not fit if cache_seqlens[b] + i >= capacity. It is then not written and no
  * query sees it, but Lk, and so the positions of the queries, still count it. The valid keys of this and all other sequences do
@@ -488,17 +504,17 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * such a call is refused.
  *
  * Rotary embedding. With rotary_cos and rotary_sin, the call rotates the first r = 2 * rotary_cos.shape[1] channels of q and
- * k_new (with k_rope_cache, those of the rope part: see "Views and parts"): pair (x, y) at position t becomes (x cos_t - y sin_t,
- * x sin_t + y cos_t). New key i has position cache_seqlens[b] + i. Query row i has the same position if the call is causal or has
- * a window or tree_mask; otherwise all query rows have position cache_seqlens[b]. With q_positions they and the new keys among
- * the last Sq have those positions. Rotated rows are rounded to the type of q. The cache holds keys after rotation.
+ * k_new (with k_rope_cache: of k_rope_new and of the last Dr channels of q, see "Views and parts"): pair (x, y) at position t
+ * becomes (x cos_t - y sin_t, x sin_t + y cos_t). New key i has position cache_seqlens[b] + i. Query row i has the same position
+ * if the call is causal or has a window or tree_mask; otherwise all query rows have position cache_seqlens[b]. With q_positions
+ * they and the new keys among the last Sq have those positions. Rotated rows are rounded to the type of q. The cache holds keys
+ * after rotation.
  *
  * Types of the caches. The type of q, or, unless that is FLOAT64 (CUDA: or FLOAT32), one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2,
  * INT8. k_cache and v_cache have the same. q of 8 bits is UNSUPPORTED. Elements of 8 bits are codes. A cache of codes gives bit
- * for bit what a cache of q's type with the values of the codes gives with the same scales. Except on Hopper GPUs without scales
- * and without FLASH_FLAG_INVARIANT_ROWS: there 17 or more query rows of a key head may have another kernel over a cache of q's
- * type, and long chunks (sequences of at least 64 or 96 query rows, without num_splits and split_size) too, beside which the keys
- * of the other sequences are split in another way. So the bits may differ. explain names the kernels.
+ * for bit what a cache of q's type with the values of the codes gives with the same scales. Exception: on Hopper GPUs, without
+ * scales and without FLASH_FLAG_INVARIANT_ROWS, the kernels, and so the bits, may differ with 17 or more query rows of a key
+ * head, and in calls with long chunks (without num_splits and split_size). explain names the kernels.
  *
  * Scales. A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
  * strides. Without a scale the value is the element; INT8 needs both scales. By the number of dimensions:
@@ -512,18 +528,17 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * or group divided by the largest code, and written; that needs a cache of 8 bits. A NaN becomes the NaN of E4M3 and E5M2 and
  * does not count for their scale. INT8 has no NaN: it becomes 0, and a computed scale becomes NaN. On CUDA groups have a
  * multiple of 16 channels in decode (else UNSUPPORTED); with FLOAT16 q a probability times the scale of a value has an error of
- * up to 2^-25 of the largest probability of the row times the largest scale of the head and sequence. So beside much larger
- * scales a row with large codes and a small scale loses accuracy, or is lost: all scales should be like those that are computed.
+ * up to 2^-25 of the largest probability of the row times the largest scale of the head and sequence. So cached rows whose scale
+ * is much smaller than the largest one lose accuracy: use scales like those that an append computes.
  *
  * Invariant rows. With FLASH_FLAG_INVARIANT_ROWS the bits of a row of out and lse depend on the row itself, the keys that it sees
  * and their numbers in the sequence alone. They do not depend on the rest of the batch and its order, on how many rows of the
  * sequence the call has (prefill in chunks of any sizes gives the bits of one row after another), on the page size, contiguous or
- * not, on the number of threads, or on a tree_mask that lets a row see the keys that it would see without. A NaN or infinity at a
- * key that a row does not see never reaches the row. Keys are added in segments of split_size keys, or of a number that
- * the library chooses (explain tells it); num_splits must be 0. The bits are those of one kernel on one kind of processor: the
- * instruction sets of the CPU differ, and so do flash_attention_forward and decode without the flag. On CUDA a NaN or infinity in
- * v can reach a row of its sequence that does not see it (see the rules above); the workspace grows with the rows of the call
- * times the capacity, and split_size makes it smaller.
+ * not, on the number of threads, or on a tree_mask that lets a row see the keys that it would see without. On the CPU a NaN or
+ * infinity at a key that a row does not see never reaches the row; on CUDA one in v can (section 1). Keys are added in segments
+ * of split_size keys, or of a number that the library chooses (explain prints it); num_splits must be 0. The bits are those of
+ * one kernel on one kind of processor: the instruction sets of the CPU differ, and so do flash_attention_forward and decode
+ * without the flag. On CUDA the workspace grows with the rows of the call times the capacity; split_size makes it smaller.
  *
  * Views and parts, as in multi-head latent attention. v_cache may be a view of the first Dv channels of k_cache: the same
  * address, strides and type; with these, Dv above D is refused (INVALID). An append then has no v_new, and the scales of k_cache
@@ -552,7 +567,8 @@ typedef struct flash_decode_options_t {
     const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first cache_leftpad[b] keys do not exist, at most */
                                            /*   cache_seqlens[b] (see bad contents); pages that hold no other keys are not */
                                            /*   read, and their entries may have any value */
-    const flash_tensor_t *k_new;           /* (B, S_new, Hk, D), or packed (total_new, Hk, D) */
+    const flash_tensor_t *k_new;           /* (B, S_new, Hk, D), or packed (total_new, Hk, D); with k_rope_cache D - Dr */
+                                           /*   channels */
     const flash_tensor_t *v_new;           /* (B, S_new, Hk, Dv), or packed (total_new, Hk, Dv) */
     const flash_tensor_t *rotary_cos;      /* (positions, r / 2), contiguous rows; FLOAT32 or the type of q */
     const flash_tensor_t *rotary_sin;
@@ -591,8 +607,8 @@ FLASH_API flash_status_t flash_attention_decode_workspace_size(const flash_tenso
                                                                const flash_tensor_t *lse,
                                                                const flash_decode_options_t *options, size_t *bytes);
 
-/* The size of a schedule for flash_attention_decode with these arguments, in bytes; 0: the call needs none. Only the descriptions
- * of the tensors matter. options->schedule has no effect. */
+/* The size of a schedule for flash_attention_decode with these arguments, in bytes; 0: the call needs none. Reads no tensor
+ * data, as the ..._workspace_size functions. options->schedule has no effect. */
 FLASH_API flash_status_t flash_attention_decode_schedule_size(const flash_tensor_t *q, const flash_tensor_t *k_cache,
                                                               const flash_tensor_t *v_cache, const flash_tensor_t *out,
                                                               const flash_tensor_t *lse,
@@ -620,9 +636,9 @@ FLASH_API flash_status_t flash_attention_decode_schedule(const flash_tensor_t *q
  * v_new and v_cache are both NULL where the values are channels of the keys. Types, scales and their computation, parts of keys
  * and the rotary embedding are those of an append in flash_attention_decode, with the same bits; but a scale has 1, 3 or 4
  * dimensions, because a slot does not say to which sequence a row belongs, and the rotary embedding needs the position of each
- * row. Refused (INVALID): positions without rotary tables, which would have no effect, and two rows with the same slot. On CUDA
- * the host does not read slots and positions: with two rows in a slot, each element is that of one of them; a position outside
- * of the rotary tables uses their first or last row. */
+ * row. Refused (INVALID): positions without rotary tables, which would have no effect; on the CPU also two rows with the same
+ * slot, and a position outside of the rotary tables. On CUDA the host does not read slots and positions: with two rows in a slot,
+ * each element is that of one of them; a position outside of the rotary tables uses their first or last row. */
 typedef struct flash_cache_write_options_t {
     uint32_t struct_size; /* sizeof(flash_cache_write_options_t) */
     uint32_t flags;       /* ROTARY_INTERLEAVED */
@@ -657,9 +673,10 @@ FLASH_API flash_status_t flash_cache_write_workspace_size(const flash_tensor_t *
  *
  * Combines results of attention over disjoint ranges of keys. From outs[n] and lses[n], the results of forward for range n, it
  * computes lse = log(sum_n exp(lses[n])) and out = sum_n exp(lses[n] - lse) outs[n]. Where lses[n] = -infinity, outs[n] is
- * ignored, whatever it holds. `outs` and `lses` are arrays of `count` >= 1 tensors of one shape: (B, S, H, Dv) with (B, H, S), or
- * (total, H, Dv) with (H, total). The outs and out may have different types; each lse is FLOAT32, or FLOAT64 if its out is
- * FLOAT64. `lse` may be NULL. No workspace. */
+ * ignored, whatever it holds; where all are, out = 0 and lse = -infinity. `outs` and `lses` are arrays of `count` >= 1 tensors of
+ * one shape: (B, S, H, Dv) with (B, H, S), or (total, H, Dv) with (H, total). On CUDA `count` is at most 1680, and with more than
+ * 64 parts these have at most 64 different combinations of type and strides (else UNSUPPORTED). The outs and out may have
+ * different types; each lse is FLOAT32, or FLOAT64 if its out is FLOAT64. `lse` may be NULL. No workspace. */
 typedef struct flash_merge_options_t {
     uint32_t struct_size; /* sizeof(flash_merge_options_t) */
     uint32_t flags;       /* 0 */
@@ -678,8 +695,8 @@ FLASH_API flash_status_t flash_attention_merge(const flash_tensor_t *outs, const
 /* ---------------------------------------------------------------------------------------------------------------------
  * 9  BLOCK MASKS
  *
- * Writes the lists (section 4) of a dense block mask. Do this once for a mask that is used in many calls: a call that gets the
- * dense form compresses it itself, in its workspace. All tensors are contiguous and on one device. */
+ * Writes the lists (section 4) of a dense block mask. Forward and backward take both forms; the kernels read a dense mask as it
+ * is. The row lists or the column lists may be all zero, not both. All tensors are contiguous and on one device. No workspace. */
 FLASH_API flash_status_t flash_block_mask_compress(const flash_tensor_t *block_mask, const flash_block_lists_t *lists,
                                                    void *stream);
 
@@ -799,18 +816,19 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
  *     ds = p (dp - delta_i)                                 tds = p (ts - tlse_i) (dp - delta_i) + p (tdp - tdelta_i)
  *
  * and the tangents of dq, dk, dv, dbias and dsink follow by the product rule. With them all second derivatives are at hand:
- *   - Double backward. For gradients (u_dq, u_dk, u_dv, u_dbias, u_dsink) of a function of dq, dk, dv, dbias and dsink, its
- *     gradients with respect to dout and dlse are out and lse of forward_tangent in the direction q = u_dq, k = u_dk, ...; those
- *     with respect to q, k, v, bias and the sink are dq, dk, dv, dbias and dsink of backward_tangent in the same direction with
- *     dout = dlse = NULL (the Hessian is symmetric).
+ *   - Double backward. Let u_dq, u_dk, u_dv, u_dbias and u_dsink be the gradients of a function of dq, dk, dv, dbias and dsink.
+ *     Give them as tangents->q, k, v, bias and learnable_sink. Then tangents->out and lse of forward_tangent are its gradients
+ *     with respect to dout and dlse. With tangents->dout = dlse = NULL, tangents->dq, dk, dv, dbias and dsink of backward_tangent
+ *     are those with respect to q, k, v, bias and the sink (the Hessian is symmetric).
  *   - Gradients of a function of out, lse and their tangents: backward_tangent with the gradients of the tangents as dout and
  *     dlse, and those of out and lse as their tangents. dq, dk, dv are then the gradients of the tangents of q, k and v, and the
  *     tangents of dq, dk and dv those of q, k and v.
  *
  * Nothing has the size of the matrix of scores. Masks, windows, lengths, the dropout mask, softmax_scale, softcap and
  * alibi_slopes are constants. A row that sees no key has tangents 0 (with a sink: tlse = tsink) and adds nothing to a gradient;
- * its dout, dlse and their tangents do not matter. A hidden pair adds nothing, whatever its tangents are. Not available: tangents
- * of tangents. UNSUPPORTED on CUDA: rows that can see more than 32768 keys (BFLOAT16: 131072; FLOAT64: any number); in
+ * its dout, dlse and their tangents do not matter. A hidden pair adds nothing, whatever its tangents are. Refused (INVALID): the
+ * flags POSITIONS, CONTINUE and ADD, sequence_numbers, heads_total, max_logit, entropy. Not available: tangents of tangents.
+ * UNSUPPORTED on CUDA: rows that can see more than 32768 keys (BFLOAT16: 131072; FLOAT64: any number); in
  * backward_tangent also keys that more than so many rows can see, those of all heads that share the key head together.
  *
  * Each tensor has the shape, type and device of what it is the tangent of. A NULL input is zero, a NULL output is not wanted. */
@@ -827,8 +845,8 @@ typedef struct flash_tangents_t {
     const flash_tensor_t *dout;      /* backward_tangent: input. forward_tangent: with delta only */
     const flash_tensor_t *dlse;      /* the same */
     const flash_tensor_t *delta;     /* shape and type of lse: tdelta above. forward_tangent: output; it needs `cotangent`. */
-                                     /*   backward_tangent: input instead of out, more accurate where out has 16 bits */
-                                     /*   (delta above is options->delta, likewise: see the functions) */
+                                     /*   backward_tangent: input instead of out and dlse, which must then be NULL; more */
+                                     /*   accurate where out has 16 bits (options->delta likewise: see the functions) */
     const flash_tensor_t *cotangent; /* forward_tangent: the dout of backward, not a tangent; with delta only */
     const flash_tensor_t *dq;        /* outputs of backward_tangent; dq, dk and dv are required */
     const flash_tensor_t *dk;
@@ -839,12 +857,12 @@ typedef struct flash_tangents_t {
 
 #define FLASH_TANGENTS_INIT FLASH_INIT_(flash_tangents_t)
 
-/* Writes out and, if not NULL, lse as flash_attention_forward does, and of `tangents` the outputs out, lse and delta, of which at
- * least one is required. With FLASH_FLAG_FROM_LSE in tangents->flags, out and lse are inputs instead, as forward wrote them with
- * the same options; this costs less than a call that computes them too.
- * If given, options->delta is an output too: delta above, of the dout in `cotangent` and options->dlse. It needs tangents->delta,
- * and dlse needs it. Without FLASH_FLAG_FROM_LSE both deltas come from sums that are not rounded, if one kernel computes out and
- * its tangent; else from out as it is stored. */
+/* Writes out and, if not NULL, lse as flash_attention_forward does, and the outputs tangents->out, lse and delta, of which at
+ * least one is required. With FLASH_FLAG_FROM_LSE in tangents->flags, out and lse (then required) are inputs instead, as forward
+ * wrote them with the same options; this costs less than a call that computes them too. If given, options->delta is an output
+ * too: delta above, of the dout in `cotangent` and options->dlse. It needs tangents->delta, and dlse needs it. Without
+ * FLASH_FLAG_FROM_LSE both deltas come from sums that are not rounded, if one kernel computes out and its tangent; else from out
+ * as it is stored. */
 FLASH_API flash_status_t flash_attention_forward_tangent(const flash_tensor_t *q, const flash_tensor_t *k,
                                                          const flash_tensor_t *v, const flash_tensor_t *out,
                                                          const flash_tensor_t *lse, const flash_tangents_t *tangents,

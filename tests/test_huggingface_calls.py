@@ -77,6 +77,11 @@ def test_no_mask_means_top_left_causality() -> None:
     assert_near(call(Layer(), x), eager(*x, below(5, 9)), 1e-5)
 
 
+def test_no_mask_with_fewer_keys_than_queries() -> None:
+    x = qkv(9, 5)
+    assert_near(call(Layer(), x), eager(*x, below(9, 5)), 1e-5)
+
+
 def test_no_mask_of_one_query_or_of_a_layer_that_is_not_causal_is_full_attention() -> None:
     x = qkv(1, 9)
     assert_near(call(Layer(), x), eager(*x), 1e-5)
@@ -203,6 +208,15 @@ def test_packed_lengths_of_two_rows(with_mask: bool, dtype: torch.dtype) -> None
     options = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 4, "max_length_k": 4}
     mask = (below(5, 5) == 0)[None, None] if with_mask else None
     assert_near(call(Layer(), x, mask, **options), wanted, 1e-5)
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_packed_lengths_of_queries_and_keys_differ(with_mask: bool) -> None:
+    x = qkv(5, 5, batch=1)
+    same = torch.tensor([0, 0, 1, 1, 1])[:, None] == torch.tensor([0, 0, 0, 1, 1])
+    options = {"cu_seq_lens_q": torch.tensor([0, 2, 5]), "cu_seq_lens_k": torch.tensor([0, 3, 5])}
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool) if with_mask else None
+    assert_near(call(Layer(False), x, mask, **options), eager(*x, torch.zeros(5, 5).masked_fill(~same, -float("inf"))), 1e-5)
 
 
 @pytest.mark.parametrize("tiny", [LLAMA, NAMED["GPT2LMHeadModel"], NAMED["BertForMaskedLM"], T5], ids=str)
@@ -458,6 +472,27 @@ def test_masks_that_no_attribute_or_another_module_reads(tiny: Tiny) -> None:
         wanted = model(**x)[key]
         with libflash.torch.enable(model):
             assert_near(model(**x)[key], wanted, 1e-5)
+
+
+AIMV2 = Tiny("Aimv2TextModel", "encode", {**WIDTH, "vocab_size": 97, "max_position_embeddings": 32, "eos_token_id": 96})
+PHI4_VISION = Tiny("Phi4MultimodalVisionModel", "image", {**WIDTH, "image_size": 28, "patch_size": 14, "crop_size": 28})
+
+
+@pytest.mark.filterwarnings("ignore:.*do not use transformers' attention interface")
+@pytest.mark.parametrize("tiny", [AIMV2, PHI4_VISION], ids=str)
+def test_attributes_that_contradict_the_mask(tiny: Tiny) -> None:
+    """AIMv2's text is causal and its modules say is_causal = False; Phi-4's pictures are not, and their modules say True."""
+    if not hasattr(transformers, tiny.model):
+        pytest.skip(f"transformers {transformers.__version__} has no {tiny.model}")
+    model, generator = tiny.build(), torch.Generator().manual_seed(1)
+    x = {"input_ids": torch.randint(0, 97, (2, 9), generator=generator), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    if tiny is PHI4_VISION:
+        x = {"pixel_values": torch.randn(2, 3, 28, 28, generator=generator)}
+        x["patch_attention_mask"] = torch.ones(2, 2, 2, dtype=torch.bool)
+    with torch.no_grad():
+        wanted = model(**x).last_hidden_state
+        with libflash.torch.enable(model):
+            assert_near(model(**x).last_hidden_state, wanted, 1e-5)
 
 
 NLLB_MOE = Tiny("NllbMoeForConditionalGeneration", "seq2seq", {

@@ -385,3 +385,26 @@ def test_merge_compiles() -> None:
     got, wanted = compiled(function)(*outs, *lses), function(*outs, *lses)
     torch.testing.assert_close(got, wanted)
     torch.testing.assert_close(torch.autograd.grad(got.sum(), lses), torch.autograd.grad(wanted.sum(), lses))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "text"),
+    [
+        ("out", (4, 2, 3, 4), torch.float32, r"out has shape \(4, 2, 3, 4\); it must be \(1, 2, 3, 4\)"),
+        ("out", (1, 2, 3, 4), torch.float64, r"out is torch.float64; .*must be torch.float32"),
+        ("lse", (2, 3, 2), torch.float32, r"lse has shape \(2, 3, 2\); it must be \(1, 3, 2\)"),
+        ("lse", (1, 3, 2), torch.bfloat16, r"lse is torch.bfloat16; .*must be torch.float32"),
+    ],
+)
+def test_given_results_are_neither_broadcast_nor_converted(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, text: str
+) -> None:
+    """copy_ would do both; a call that PyTorch does not trace refuses such tensors too."""
+    out, lse, part = torch.zeros(1, 2, 3, 4), torch.zeros(1, 3, 2), torch.ones(1, 2, 3, 4)
+    given = {"out": out, "lse": lse} | {name: torch.zeros(shape, dtype=dtype)}
+    make_fx(lambda: libflash.torch.merge([part], [lse], out=out, lse=lse))()
+    with pytest.raises((libflash.InvalidError, libflash.UnsupportedError), match=text):
+        make_fx(lambda: libflash.torch.merge([part], [lse], **given))()
+    cache = torch.ones(1, 8, 3, 4)
+    with pytest.raises((libflash.InvalidError, libflash.UnsupportedError), match=rf"^{name} "):
+        make_fx(lambda: libflash.torch.decode(part, cache, cache, **given))()

@@ -147,6 +147,15 @@ def test_decode_without_a_cache() -> None:
         libflash.decode(torch.ones(1, 1, 2, 4), None, None)
 
 
+def test_none_for_a_tensor_that_every_call_has() -> None:
+    x = torch.ones(1, 4, 2, 4)
+    for name in ("q", "k", "v"):
+        with pytest.raises(TypeError, match=rf"^{name} must be a torch\.Tensor, not NoneType$"):
+            libflash.torch.attention(**({"q": x, "k": x, "v": x} | {name: None}))
+    with pytest.raises(TypeError, match=r"^k must be a torch\.Tensor, not NoneType$"):
+        libflash.torch.cache_write(None, x[0], x, x, torch.zeros(4, dtype=torch.int64), k_scale=2.0)
+
+
 def test_texts_must_be_strings() -> None:
     q = torch.ones(1, 3, 2, 4, requires_grad=True)
     out, lse = libflash.attention(q.detach(), q.detach(), q.detach(), return_lse=True)

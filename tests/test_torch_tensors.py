@@ -149,6 +149,8 @@ def test_causal_bias_of_pytorch(call) -> None:
         call(q, k, v, bias=causal_lower_right(6, 6))
     with pytest.raises(libflash.UnsupportedError, match="cannot be combined with window_size"):
         call(q, k, v, bias=causal_lower_right(7, 9), window_size=(2, 0))
+    with pytest.raises(libflash.UnsupportedError, match="cannot be combined with causal_align"):
+        call(q, k, v, bias=causal_lower_right(7, 9), causal_align="top_left")
     with pytest.raises(TypeError, match=r"bias is a .*CausalBias"):
         libflash.attention(q.detach(), k.detach(), v.detach(), bias=causal_lower_right(7, 9))
 

@@ -1,8 +1,8 @@
 """The attention function that Hugging Face transformers calls under the name "lf_attention".
 
 transformers requires two functions: attention, and one that makes the mask for it. Both follow the contract of its "sdpa"
-implementation, and the result is that of its "eager" implementation. The name must not contain "flash": transformers takes such
-names for packages of its own.
+implementation, and the result is that of its "eager" implementation, except in rows that see no key (padding), which are 0. The
+name must not contain "flash": transformers takes such names for packages of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "lf_attention"
 
 Tensor = torch.Tensor
 
-SDPA = F.scaled_dot_product_attention
+SDPA = torch._C._nn.scaled_dot_product_attention  # not F's, which context_parallel may have replaced before this import
 # The modules in which versions of PyTorch have context_parallel.
 CONTEXT_PARALLEL = (
     "torch.distributed.tensor.experimental._context_parallel._attention", "torch.distributed.tensor.experimental._attention",
@@ -36,14 +36,17 @@ HARMLESS = {
     "return_loss", "seq_idx", "token_type_ids", "use_cache",
 }  # fmt: skip
 
-# Model types whose attention modules have no is_causal, or a wrong is_causal in some versions of transformers. Their masks are
-# always computed, so that None needs no meaning.
-ALWAYS_MASKED = {"align_text_model", "clap_text_model", "pegasus_x", "splinter", "umt5", "videoprism_text_model"}
+# Model types whose attention modules have no is_causal, or a wrong one in some versions of transformers. forward() could not know
+# what None for a mask means, so their masks are always computed.
+ALWAYS_MASKED = {
+    "aimv2_text_model", "align_text_model", "clap_text_model", "pegasus_x", "phi4_multimodal_vision", "splinter", "umt5",
+    "videoprism_text_model",
+}  # fmt: skip
 
-# Model types (or classes of configurations without a type) in which something else than the attention function reads the mask
-# and needs it as "eager" makes it, 0 or the most negative number: attention modules without transformers' interface
-# (bigbird_pegasus, gemma4_audio, git, PPDocLayoutV2ReadingOrder, informer, which also drops rows), modules that add a bias to it
-# (beit) or append scores (deepseek_v4), a router (nllb-moe).
+# Model types (or classes of configurations without a type) with code besides the attention function that reads the mask, and
+# expects that of "eager", 0 or the most negative number: modules without transformers' interface (bigbird_pegasus, gemma4_audio,
+# git, PPDocLayoutV2ReadingOrder, informer, which also drops rows), modules that add a bias to it (beit) or append scores
+# (deepseek_v4), a router (nllb-moe).
 EAGER_MASKED = {
     "PPDocLayoutV2ReadingOrderConfig", "beit", "bigbird_pegasus", "deepseek_v4", "gemma4_audio", "git", "informer", "nllb-moe",
 }  # fmt: skip
@@ -95,12 +98,13 @@ def forward(
     refuse_weights(module, others)
     if s_aux is None and getattr(module, "sinks", None) is not None:
         raise UnsupportedError(f"{type(module).__name__} has sinks and passes no s_aux")
-    causal = False
+    causal = top_left = False
     if attention_mask is None:
         causal = query.shape[2] > 1 and causality(module, is_causal)
         if causal and key.shape[2] > query.shape[2]:  # a static cache, the rest of which is empty
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
             position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
+        top_left = causal and key.shape[2] < query.shape[2]
         if sliding_window is not None and key.shape[2] > sliding_window:
             raise UnsupportedError(
                 f"{type(module).__name__} passes sliding_window={sliding_window} for {key.shape[2]} keys and no attention_mask; "
@@ -109,6 +113,8 @@ def forward(
     options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap or 0.0}
     if module.training:
         options["dropout_p"] = dropout
+    if top_left:
+        options["causal_align"] = "top_left"
     if s_aux is not None:
         options["learnable_sink"] = in_accepted_type(query, s_aux)
     if deterministic:
@@ -122,7 +128,7 @@ def forward(
             out = attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), causal=causal, **options)
             assert isinstance(out, Tensor)
             return out.unflatten(0, q.shape[:2]), None
-        same = same_sequence(query, cu_seq_lens_q)
+        same = same_sequence(query, cu_seq_lens_q, cu_seq_lens_k)
         attention_mask = same if attention_mask is None else narrowed(attention_mask, same)
     options |= score_options(query, attention_mask, position_bias)
     out = attention(q, k, v, causal=causal, **options)
@@ -183,13 +189,13 @@ def lengths(cu_seq_lens_q: Tensor, cu_seq_lens_k: Tensor, max_length_q: int | No
     return options
 
 
-def same_sequence(query: Tensor, cu_seq_lens: Tensor) -> Tensor:
-    """(batch, 1, seqlen, seqlen): whether two tokens belong to the same packed sequence. The rows of the batch are
-    consecutive."""
+def same_sequence(query: Tensor, *cu_seq_lens: Tensor) -> Tensor:
+    """(batch, 1, seqlen, seqlen): whether a query and a key belong to the same packed sequence; cu_seq_lens: those of queries and
+    of keys. The rows of the batch are consecutive."""
     batch, seqlen = query.shape[0], query.shape[2]
-    tokens = torch.arange(batch * seqlen, device=query.device, dtype=cu_seq_lens.dtype)
-    sequence = torch.searchsorted(cu_seq_lens, tokens, right=True).view(batch, 1, seqlen)
-    return sequence.unsqueeze(-1) == sequence.unsqueeze(-2)
+    tokens = torch.arange(batch * seqlen, device=query.device, dtype=torch.int64)
+    rows, keys = (torch.searchsorted(x.to(tokens.dtype), tokens, right=True).view(batch, 1, seqlen) for x in cu_seq_lens)
+    return rows.unsqueeze(-1) == keys.unsqueeze(-2)
 
 
 def narrowed(attention_mask: Tensor, same: Tensor) -> Tensor:
@@ -279,11 +285,11 @@ def refuse_without_interface(config: Any) -> None:
 
 
 def always_masked(config: Any) -> bool:
-    """Whether None would not mean the mask that transformers leaves out."""
+    """Whether the mask must be computed: if transformers left it out, forward() would take None for another mask."""
     kind = model_type(config)
     if kind in DROPPING_ROWS and getattr(config, "num_kv_shared_layers", None):
         return True
-    # Gemma, Gemma 2, PaliGemma: the mask is causal all the same, and the modules have is_causal = False.
+    # Gemma, Gemma 2, PaliGemma: the modules have is_causal = False, but the mask is causal, so None would mean full attention.
     bidirectional = getattr(config, "use_bidirectional_attention", None) is True and getattr(config, "is_causal", True)
     return kind in ALWAYS_MASKED or bidirectional
 

@@ -61,7 +61,7 @@ def classes_alone(config: type) -> list[str]:
     return []
 
 
-# torch.compile cannot trace the function; it calls this one while it traces the caller.
+# torch.compile cannot trace classes_alone(). With this mark it calls it while it traces, and takes the result for a constant.
 classes_alone._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -69,7 +69,7 @@ def homes_of_models(config: type) -> list[ModuleType]:
     """The Python modules that define models with this class of configurations, and the models that these are derived from.
     Models derived from them elsewhere do not count."""
     base = sys.modules["transformers"].PreTrainedModel
-    names = {}
+    names: dict[str, None] = {}
     for kind in below(base):
         if takes(kind, config) and not any(takes(parent, config) for parent in kind.__bases__):
             names |= {parent.__module__: None for parent in kind.__mro__ if parent is not base and issubclass(parent, base)}
@@ -78,7 +78,8 @@ def homes_of_models(config: type) -> list[ModuleType]:
 
 def below(kind: type) -> Iterator[type]:
     """The classes derived from this one."""
-    for derived in kind.__subclasses__():
+    subclasses: list[type] = kind.__subclasses__()
+    for derived in subclasses:
         yield derived
         yield from below(derived)
 

@@ -95,8 +95,8 @@ def attention(
     out, lse : not allowed if the call records a gradient; not cast under autocast.
     max_logit, entropy : also written if the call records a gradient; not supported inside torch.compile, torch.func and DTensor.
     bias : also torch.nn.attention.bias.causal_upper_left(...) and causal_lower_right(...)
-        Mask with -inf or with `mask`. Gradients of a row whose scores are all near -1e6 or below (finfo.min) are wrong:
-        backward computes the softmax again from lse, which cannot hold the sum of such a row's exponentials.
+        Mask with -inf or with `mask`. Gradients of a row whose scores are all near -1e6 or below (finfo.min) are wrong: backward
+        computes the softmax again from lse = maximum + log(sum), and such a maximum absorbs log(sum).
     Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as
     they are.
 
@@ -123,6 +123,7 @@ def attention_with_pytorch(
     return_lse = flag(return_lse, "return_lse")
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor) and out is None and lse is None):
         require_tensors(q=q, k=k, v=v, out=out, lse=lse)
+        require_inputs(q=q, k=k, v=v)
     if is_causal_bias(options.get("bias")):
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options) if options else ({}, {})
@@ -203,7 +204,7 @@ def attention_into(
 
 def with_causal_bias(q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
     """Replace a bias of torch.nn.attention.bias by causal and causal_align."""
-    names = ("causal", "window_size", "seqused_q", "seqused_k", "cu_seqlens_q", "cu_seqlens_k")
+    names = ("causal", "causal_align", "window_size", "seqused_q", "seqused_k", "cu_seqlens_q", "cu_seqlens_k")
     others = {name: options.get(name) for name in names}
     options["causal_align"] = causal_options(options.pop("bias"), q, k, options.get("layout", "bshd"), others)
     options["causal"] = True
@@ -288,8 +289,9 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None = None, **options:
 
     Rows of packed tensors that belong to no sequence are 0 (lse: -inf); rows of a given out stay as they are.
 
-    Under autocast all tensors, including the caches, are cast to its type. Caches that are written are not cast: with k and v, q,
-    k and v are cast to the type of the caches. Caches of 8 bits and scales are not cast. With out or lse nothing is cast.
+    Under autocast q and the caches are cast to its type, unless q is float64; optional tensors of float32 stay as they are.
+    Caches that are written are not cast: with k and v, q, k and v are cast to the type of the caches. Caches of 8 bits and scales
+    are not cast. With out or lse nothing is cast.
     """
     if not torch.compiler.is_compiling():
         result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.decode, (q, k_cache, v_cache), options, DIRECT_DECODE)
@@ -336,6 +338,7 @@ def decode_with_pytorch(
         if k is not None:
             refuse_written(name, "k_cache", k_cache)
         result = ops.OPERATORS[name](*inputs, **given)
+        check_written(out, lse, result)
         if "cu_seqlens_q" in tensors:
             result = without_other_rows(out, lse, result, tensors["cu_seqlens_q"])
         result = written_to(out, lse, result)
@@ -387,6 +390,7 @@ def cache_write(
         k_scale=k_scale, v_scale=v_scale, rotary_cos=rotary_cos, rotary_sin=rotary_sin, positions=positions, k_rope=k_rope,
         cache_dtype=cache_dtype, backend=backend,
     )  # fmt: skip
+    require_inputs(k=k, k_cache=k_cache, slots=slots)
     options = {name: x for name, x in with_tensor_scales(options, k).items() if x is not None}
     require_tensors(k_scale=options.get("k_scale"), v_scale=options.get("v_scale"))
     if not flag(rotary_interleaved, "rotary_interleaved"):
@@ -465,6 +469,17 @@ def without_other_rows(out: Tensor | None, lse: Tensor | None, result: tuple[Ten
     return made, (result[1] if lse is None else torch.where(other, lse, result[1]))
 
 
+def check_written(out: Tensor | None, lse: Tensor | None, result: tuple[Tensor, Tensor]) -> None:
+    """Refuse tensors to which copy_ would broadcast or convert the results."""
+    for name, given, made in (("out", out, result[0]), ("lse", lse, result[1])):
+        if given is not None and given.shape != made.shape:
+            raise InvalidError(f"{name} has shape {tuple(given.shape)}; it must be {tuple(made.shape)}")
+        if given is not None and given.dtype != made.dtype:
+            raise UnsupportedError(
+                f"{name} is {given.dtype}; where PyTorch compiles, traces or transforms it must be {made.dtype}"
+            )
+
+
 def written_to(out: Tensor | None, lse: Tensor | None, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """The results, copied to the caller's tensors if given."""
     return (result[0] if out is None else out.copy_(result[0])), (result[1] if lse is None else lse.copy_(result[1]))
@@ -517,7 +532,9 @@ def merge(
         )
     if not eager(*outs, *lses, out, lse):
         refuse_plain(parts)
-        result = written_to(out, lse, ops.OPERATORS["merge"](list(outs), list(lses), **options))
+        made = ops.OPERATORS["merge"](list(outs), list(lses), **options)
+        check_written(out, lse, made)
+        result = written_to(out, lse, made)
     elif records:
         result = record_merge(run_merge, outs, lses, options)
     else:

@@ -8,7 +8,7 @@
 namespace libflash::cuda {
 
 // The bias of kQueries query rows from a row on and of the warp's 16 keys, in pairs: element 4 n + 2 k + e of a lane belongs to
-// query 8 n + 2 (lane % 4) + e and to key 8 k + lane / 4. Of rows and keys that do not exist the numbers mean nothing.
+// query 8 n + 2 (lane % 4) + e and to key 8 k + lane / 4. Rows that do not exist have 0. load() needs loads(): all 16 keys exist.
 template <int kQueries, class Number>
 struct TransposedBias {
     using Pair = BiasPair<Number>;

@@ -1,6 +1,6 @@
 // The boolean mask of transposed scores as bits. In the layout of wgmma a lane has scores of 16 query rows of a tile and of two
-// keys, so loads of single bytes of the mask would be many and short. Here each lane loads whole rows of the warp's 16 keys, a
-// bit for each byte, and the lanes exchange them.
+// keys, so it would need one load for each byte of the mask. Here each lane loads 16 bytes, the warp's keys in one row, reduces
+// them to bits, and the lanes exchange the bits.
 #pragma once
 
 #include "cuda/attention/mask_bytes.cuh"

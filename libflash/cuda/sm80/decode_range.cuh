@@ -7,8 +7,9 @@
 //   up to 16 rows    each warp works on the keys that it loaded, without barriers; at the end their results are combined
 //   more rows        each warp has its own 16 rows and works on all keys of the tile (kSharesKeys)
 //
-// The kept maximum of a row is raised only when a score exceeds it by more than kSlack (base-2 units). With several splits the
-// result of each split, divided by its own row sum, goes to the workspace; combine_splits.cuh computes the output.
+// The kept maxima of a warp's rows are raised only when a score exceeds one of them by more than kSlack (base-2 units); with
+// invariant rows each row is raised for its own scores alone. With several splits the result of each split, divided by its own
+// row sum, goes to the workspace; combine_splits.cuh computes the output.
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
@@ -126,7 +127,8 @@ struct Decode {
                       kTileBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
                   "the host counts the same");
     static constexpr float kSlack = kDecodeSlack;
-    // How long some thread blocks wait before they start (decode_plan.cpp): longer than memory is idle between two thread blocks.
+    // How long some thread blocks wait before they start, so that not all end at the same time (decode_plan.cpp). Longer than the
+    // time in which a multiprocessor loads nothing because one thread block has ended and the next has not begun to load.
     static constexpr uint32_t kDelayNs = 3000;
     // Registers are scarce: lane and warp numbers are recomputed where they are needed, and find_row_rules() is called again for
     // each use of its results. The latter also with few rows.
@@ -172,7 +174,7 @@ struct Decode {
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
         : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / (32 * kParts)), work_tile(tile) {}
 
-    // Which part of the channels of O the warp has.
+    // Which of the kParts warps with the same rows and keys this is: the warp accumulates this part of the channels of O.
     __device__ __forceinline__ int part() const {
         if constexpr (kParts == 1) return 0;
         return threadIdx.x / 32 % kParts;
@@ -222,8 +224,8 @@ struct Decode {
         return {locations,  range, entries + (warp * kParts + part()) * kDecodeSlab, kWarps * kParts * kDecodeSlab,
                 own_keys(), lane};
     }
-    // Where row number n of the rows that exist is. The order is: row 0 of all heads, then row 1 of all heads, and so on. packed:
-    // its number among all query rows of the key head. slab, in_slab: its place in shared memory.
+    // The place of the n-th row that exists. Rows are counted across heads: row 0 of each head, then row 1 of each head, and so
+    // on. packed: its number among all query rows of the key head. slab, in_slab: its place in shared memory.
     struct ExistingRow {
         int head_k, packed, slab, in_slab;
     };

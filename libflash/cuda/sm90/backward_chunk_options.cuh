@@ -27,7 +27,8 @@ struct BackwardChunkOptions {
         int row, key;      // the lane's first query row and key in their sequences
         int stage, first;  // the stage that holds the statistics, and the chunk's first query in it
     };
-    // The origin for the queries of a tile from `first` on, and the warp's keys. `stage`: holds the tile.
+    // The origin of a chunk: queries from `first` on of the tile at `at`, whose Q and statistics are in `stage`, and the warp's
+    // keys.
     __device__ __forceinline__ ChunkOrigin origin(const QueryTilePosition& at, int stage, int first, int first_key,
                                                   int lane) const {
         return {at.head, at.tile * Traits::kBlockM + first + (lane & 3) * 2,

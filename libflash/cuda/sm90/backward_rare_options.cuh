@@ -6,8 +6,8 @@
 
 namespace libflash::cuda::sm90 {
 
-// What a call loads for each score. There is code for each of these, because the registers and branches of what is absent would
-// make the rest slower.
+// What a call loads for each score. A template parameter, because registers and branches for an absent input would slow down the
+// rest.
 enum class ScoreInputs {
     none,
     mask,
@@ -28,7 +28,7 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
     // What load() has loaded of a chunk.
     struct Loaded {
         TransposedMask<Traits::kChunk> mask;
-        bool has_bias;  // else the bias has not the type of Q, or it cannot be loaded in pairs
+        bool has_bias;  // whether `bias` is loaded; else apply() loads it, as float32 or with strides that do not allow pairs
         TransposedBias<Traits::kChunk, T> bias;
     };
     // Loads the mask or the bias. With both, the mask is loaded by bits(), because there are too few registers.
@@ -60,8 +60,8 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
         return of;
     }
 
-    // Turns the dot products s and dp into P and dS. The options are applied one after another, because each pass over the scores
-    // needs few registers.
+    // Turns the dot products s and dp into P and dS, both times 2^exponent_shift(), P without the keep factor of dropout. The
+    // options are applied one after another, because each pass over the scores needs few registers.
     template <ScoreInputs kInputs>
     __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, const Bits& of, Loaded& loaded,
                                           bool edge) const {
@@ -144,7 +144,8 @@ private:
         for (int i = 0; i < kScores; ++i)
             s[i] = fmaf(-of_head.slope, fabsf(distance + static_cast<float>(Base::row_of(i) - Base::key_of(i))), s[i]);
     }
-    // With p = exp(score - LSE), before dropout: x[i] = p term(i, delta). s[i] becomes p, or 0 where dropout removes it.
+    // x[i] = p term(i, delta), and s[i] = p, or 0 where dropout removes it, with p = exp(score - LSE) * 2^exponent_shift(). The
+    // epilogue multiplies dV by the keep factor and by 2^-exponent_shift().
     template <class Term>
     __device__ __forceinline__ void multiply_by_probabilities(Scores& s, Scores& x, const ChunkOrigin& origin, uint32_t keep,
                                                               const Term& term) const {
