@@ -158,7 +158,8 @@ def attention_with_pytorch(
 
 def record_plain(q: Tensor, k: Tensor, v: Tensor, return_lse: bool = False, **flags: bool) -> Tensor | tuple[Tensor, Tensor]:
     """attention_with_pytorch where a gradient of plain tensors is recorded and PyTorch has nothing else to do."""
-    if torch.compiler.is_compiling():  # torch.compile compiles what a function that it cannot trace calls
+    # torch.compile compiles what a function that it cannot trace calls.
+    if torch.compiler.is_compiling() or k is None or v is None:
         return attention_with_pytorch(q, k, v, return_lse=return_lse, **flags)
     result: tuple[Tensor, Tensor] = record(run_attention, q, k, v, flags, {})
     return result if return_lse else result[0]
