@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from . import tolerance
-from .decode_cases import DecodeCase, DecodeInputs, make_read_only
+from .decode_cases import DecodeCase, DecodeInputs, drawn, make_read_only
 from .reference_cache import CODES, LARGEST, GatheredCodes, gather_codes, to_codes
 
 SCALES = ("none", "tensor", "heads", "sequences", "rows", "groups")
@@ -37,7 +37,7 @@ class CacheCase:
 
     def inputs(self) -> DecodeInputs:
         """New arrays with the same values in every call."""
-        return copy.deepcopy(_drawn(self))
+        return copy.deepcopy(drawn(self))
 
     def draw(self) -> DecodeInputs:
         x = self.base.inputs()
@@ -106,12 +106,6 @@ def drop_none(options: dict) -> dict:
 
 def is_nan(x: np.ndarray) -> np.ndarray:
     return np.isnan(x.astype(np.float64))
-
-
-# Every kernel, split and check asks for the same numbers.
-@lru_cache(maxsize=32)
-def _drawn(case: CacheCase) -> DecodeInputs:
-    return case.draw()
 
 
 @lru_cache(maxsize=32)

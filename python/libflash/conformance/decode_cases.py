@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import zlib
 from functools import cache, lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -76,7 +77,7 @@ class DecodeCase(ScoreNumbers):
 
     def inputs(self) -> DecodeInputs:
         """New arrays with the same values in every call."""
-        return copy.deepcopy(_drawn(self))
+        return copy.deepcopy(drawn(self))
 
     def draw(self) -> DecodeInputs:
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -216,9 +217,15 @@ class DecodeCase(ScoreNumbers):
         assert (np.abs(x - exact) <= limit).all(), f"{self}: appended rows of {name} are wrong"
 
 
+class Drawn(Protocol):
+    """A case whose draw() gives the same numbers in every call."""
+
+    def draw(self) -> DecodeInputs: ...
+
+
 # Every kernel, split and check asks for the same numbers.
-@lru_cache(maxsize=32)
-def _drawn(case: DecodeCase) -> DecodeInputs:
+@lru_cache(maxsize=64)
+def drawn(case: Drawn) -> DecodeInputs:
     return case.draw()
 
 
