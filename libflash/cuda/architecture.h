@@ -31,6 +31,9 @@ struct Architecture {
     // limits of the kernels is refused.
     ForwardPlan (*plan_forward)(const Kernel&, const AttentionProblem&, const DeviceProperties&);
     BackwardPlan (*plan_backward)(const Kernel&, const AttentionProblem&, const DeviceProperties&);
+    // The launch of the gradient of the bias by a backward kernel. nullptr: the architecture has no code for it, and a kernel of
+    // another architecture computes it.
+    LaunchShape (*plan_bias_gradient)(const Kernel&, const AttentionProblem&);
     // `prefill`: the kernel for long chunks, if there is one (plans.h).
     DecodePlan (*plan_decode)(const Kernel&, const DecodeProblem&, const DeviceProperties&, const DecodePrefill& prefill);
     PrefillPlan (*plan_prefill)(const Kernel&, const DecodeProblem&, const DeviceProperties&);

@@ -119,6 +119,8 @@ struct BackwardSplits {
     int64_t counters = 0;  // of all split key tiles (attention/long_sums.h)
 };
 
+struct Kernel;  // kernels.h
+
 struct BackwardPlan {
     Instance instance;
     int tile_q = 0, tile_k = 0;        // of the dK/dV kernel
@@ -134,6 +136,8 @@ struct BackwardPlan {
     bool fixed_order = false;  // the dK/dV kernel adds to the dQ accumulator in a fixed order
     // In launch order.
     LaunchShape statistics, dq_counters, dk_dv, dq_conversion, dq, dsink, dbias;
+    // If not nullptr, this kernel of another architecture launches `dbias` after all other steps.
+    const Kernel* dbias_kernel = nullptr;
     int64_t key_tiles = 0;  // of all key heads
     BackwardParts parts;    // of dk_dv
     BackwardSplits split_tiles;

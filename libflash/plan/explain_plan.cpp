@@ -87,7 +87,7 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     launches.add("dq from its accumulator", plan.dq_conversion);
     launches.add("dq", plan.dq);
     launches.add("dsink", plan.dsink);
-    launches.add("dbias", plan.dbias);
+    launches.add("dbias", plan.dbias, plan.dbias_kernel ? text_of(", of ", plan.dbias_kernel->config.name) : "");
 }
 
 void cuda_lines(std::string& text, const cuda::ForwardTangentPlan& plan) {

@@ -36,6 +36,13 @@ void take_prefix_kernel(cuda::DecodePlan& plan, const DecodeProblem& problem, co
     entry->cuda->architecture->plan_prefix(plan, *entry->cuda, problem, device_of(problem.device));
 }
 
+// Selects the kernel that computes the gradient of the bias, if the architecture of `kernel` has no code for it.
+void take_bias_gradient_kernel(cuda::BackwardPlan& plan, const AttentionProblem& problem, const cuda::Kernel& kernel) {
+    if (!problem.dbias.present || kernel.architecture->plan_bias_gradient) return;
+    plan.dbias_kernel = find_bias_gradient_kernel(problem)->cuda;
+    plan.dbias = plan.dbias_kernel->architecture->plan_bias_gradient(*plan.dbias_kernel, problem);
+}
+
 // Calls the backend's planner and copies the workspace size.
 template <class Plan, class MakeCpu, class MakeCuda>
 Plan make_plan(const KernelEntry& kernel, const MakeCpu& make_cpu, const MakeCuda& make_cuda) {
@@ -65,7 +72,9 @@ BackwardPlan plan_backward(const AttentionProblem& problem, const KernelEntry& k
     return make_plan<BackwardPlan>(
         kernel, [&](const cpu::Kernels& kernels) { return kernels.plan_backward(problem); },
         [&](const cuda::Architecture& architecture) {
-            return architecture.plan_backward(*kernel.cuda, problem, device_of(problem));
+            cuda::BackwardPlan plan = architecture.plan_backward(*kernel.cuda, problem, device_of(problem));
+            take_bias_gradient_kernel(plan, problem, *kernel.cuda);
+            return plan;
         });
 }
 

@@ -71,6 +71,14 @@ bool accepts_dtype_and_head_dims(const KernelEntry& kernel, const KernelQuery& q
     return true;
 }
 
+// Whether the build has code for the gradient of the bias, if the problem requests it: in the kernel or in another one.
+bool has_bias_gradient(const KernelEntry& kernel, const AttentionProblem& problem, std::string* why) {
+    if (!problem.dbias.present || kernel.cuda->architecture->plan_bias_gradient || find_bias_gradient_kernel(problem))
+        return true;
+    return reject(why, "dbias: a backward kernel of sm80 computes it, and this build has none for the problem (", problem.dtype,
+                  ", head_dim ", problem.head_dim, ")");
+}
+
 bool accepts_cuda(const KernelEntry& kernel, const KernelQuery& query, std::string* why) {
     if (!query.device.is_cuda()) return reject(why, "backend: a CUDA kernel needs tensors on a GPU (they are on the CPU)");
     if (query.device.id >= cuda::device_count()) return reject(why, "device: no usable GPU (", cuda::state_text(), ")");
@@ -89,7 +97,8 @@ bool accepts_cuda(const KernelEntry& kernel, const KernelQuery& query, std::stri
     if (!accepts_dtype_and_head_dims(kernel, query, why)) return false;
     if (query.decode) return architecture.supports_decode(kernel.cuda->config, *query.decode, why);
     if (query.tangent) return architecture.supports_tangent(kernel.cuda->config, *query.tangent, why);
-    return !query.attention || architecture.supports(kernel.cuda->config, *query.attention, why);
+    if (!query.attention) return true;
+    return architecture.supports(kernel.cuda->config, *query.attention, why) && has_bias_gradient(kernel, *query.attention, why);
 }
 
 bool is_requested(const KernelEntry& kernel, const Request& request) {
@@ -180,6 +189,15 @@ void add_reason(std::vector<KernelReason>& reasons, const std::string& text, con
 const KernelEntry* find_kernel(const KernelQuery& query) {
     for (const KernelEntry* kernel : kernels_of(query.operation, query.device.is_cuda()))
         if (accepts(*kernel, query, nullptr)) return kernel;
+    return nullptr;
+}
+
+const KernelEntry* find_bias_gradient_kernel(const AttentionProblem& problem) {
+    const Request any_kernel;
+    KernelQuery query = kernel_query(problem);
+    query.request = &any_kernel;
+    for (const KernelEntry* kernel : kernels_of(query.operation, query.device.is_cuda()))
+        if (kernel->cuda && kernel->cuda->architecture->plan_bias_gradient && accepts(*kernel, query, nullptr)) return kernel;
     return nullptr;
 }
 

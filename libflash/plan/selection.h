@@ -42,7 +42,10 @@ struct KernelReason {
 };
 void add_reason(std::vector<KernelReason>& reasons, const std::string& text, const KernelEntry& kernel);
 
-const KernelEntry* find_kernel(const KernelQuery& query);    // nullptr if no kernel accepts the problem
+const KernelEntry* find_kernel(const KernelQuery& query);  // nullptr if no kernel accepts the problem
+// A backward kernel whose architecture has code for the gradient of the bias, or nullptr. The requested kernel and backend are
+// not considered.
+const KernelEntry* find_bias_gradient_kernel(const AttentionProblem& problem);
 const KernelEntry& choose_kernel(const KernelQuery& query);  // throws Error: UNSUPPORTED, NO_DEVICE, INVALID
 std::string why_no_kernel(const KernelQuery& query);         // if no kernel accepts it
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import abi
 import pytest
-from described import ADDRESS, DEVICES, explain, lines_of, tensor
+from described import ADDRESS, DEVICES, build, compiled_sources, explain, lines_of, load, tensor
 from described_plans import (
     BLOCKS,
     DSCORES,
@@ -24,6 +24,7 @@ from described_plans import (
     launches,
     plan_lines,
 )
+from made_once import made_once
 
 PACKED, CU = (tensor(1000, 16, 64),) * 3, dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), tensor(3, dtype=abi.INT32))
 
@@ -126,7 +127,7 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
         "dk and dv: 132 thread blocks of 1103",
         "dq from its accumulator: 256 thread blocks of 1203",
         "dsink: 16 thread blocks of 1403",
-        f"dbias: {16 * 16 * 16} thread blocks of 1503",
+        f"dbias: {16 * 16 * 16} thread blocks of 1501",
     ]
     assert launches(lib, attention("H200", 128, {}, "backward", block_mask=BLOCKS)) == [
         "softmax statistics: 256 thread blocks of 1002",
@@ -150,6 +151,36 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
     assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]
     lines = lines_of(explain(lib, "backward", case.arrays, **case.options))
     assert lines["tile"] == ["64 queries x 128 keys", "dq: 128 queries x 64 keys"]
+
+
+def bias_problem(head_dim: int, backend: bytes | None = None) -> Case:
+    given = {} if backend is None else {"backend": backend}
+    return attention("H200", head_dim, {}, "backward", bias=SCORES, dbias=DSCORES, **given)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("backend", [None, b"sm90"])
+def test_a_kernel_of_sm80_computes_the_gradient_of_the_bias(lib: c.CDLL, head_dim: int, backend: bytes | None) -> None:
+    case = bias_problem(head_dim, backend)
+    plan = plan_lines(lib, case.device, case.operation, case.arrays, **case.options)
+    assert plan["kernel"][0].startswith(f"backward_sm90_bf16_d{head_dim},")
+    blocks = 16 * 16 * (16 if head_dim <= 128 else 32)  # tiles of 64 rows and 64 or 32 keys
+    assert plan["launch"][-1].startswith(f"dbias: {blocks} thread blocks of 1501 threads")
+    assert plan["launch"][-1].endswith(f", of backward_sm80_bf16_d{head_dim}")
+
+
+def test_a_build_without_sm80_refuses_the_gradient_of_the_bias(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    objects = compiled_sources(request, tmp_path_factory)
+    lib = load(made_once(request, tmp_path_factory, "described_sm90", lambda folder: build(folder, objects, "backward_sm90")))
+    without = attention("H200", 128, {}, "backward", bias=SCORES)
+    assert plan_lines(lib, *without[:3], **without.options)["kernel"][0].startswith("backward_sm90_bf16_d128,")
+    case = bias_problem(128)
+    text = "\n".join(plan_lines(lib, *case[:3], **case.options)["because"])
+    assert (
+        "dbias: a backward kernel of sm80 computes it, and this build has none for the problem (bfloat16, head_dim 128)" in text
+    )
 
 
 @pytest.mark.parametrize(("heads", "blocks"), [(8, (256, 128)), (16, (512, 256)), (17, (136, 136))])

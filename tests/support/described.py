@@ -35,7 +35,7 @@ include({cuda}/architectures.cmake)
 include({cuda}/units.cmake)
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
 libflash_folder_architectures()
-set(LIBFLASH_KERNELS all)
+set(LIBFLASH_KERNELS {kernels})
 {versions}
 libflash_units("{cuda}/kernels.table" "{folder}")
 """
@@ -110,11 +110,12 @@ def cmake() -> str:
     return program
 
 
-def write_generated(folder: Path) -> None:
-    """build_info.h, and the tables that CMake makes from kernels.table."""
+def write_generated(folder: Path, kernels: str = "all") -> None:
+    """build_info.h, and the tables that CMake makes from kernels.table. `kernels`: the setting LIBFLASH_KERNELS."""
     (folder / "build_info.h").write_text(BUILD_INFO)
     versions = "\n".join(re.findall(r"^set\(versions.*\)$", (CUDA / "kernels.cmake").read_text(), re.MULTILINE))
-    script = CMAKE.format(cuda=CUDA, architectures=ARCHITECTURES.replace(" ", ";"), versions=versions, folder=folder)
+    settings = {"architectures": ARCHITECTURES.replace(" ", ";"), "versions": versions, "kernels": kernels}
+    script = CMAKE.format(cuda=CUDA, folder=folder, **settings)
     (folder / "script.cmake").write_text(script)
     done = subprocess.run([cmake(), "-P", folder / "script.cmake"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -146,9 +147,9 @@ def compiled_sources(request: pytest.FixtureRequest, factory: pytest.TempPathFac
     return sorted(made_once(request, factory, "host_sources", make).glob("*.o"))
 
 
-def build(folder: Path, objects: list[Path]) -> None:
-    """Compile the library to `folder`."""
-    write_generated(folder)
+def build(folder: Path, objects: list[Path], kernels: str = "all") -> None:
+    """Compile the library to `folder`, with the kernels that match."""
+    write_generated(folder, kernels)
     compile_host(folder, WRAPPER, *filter(depends_on_table, sources()), *objects, optimize="-O0")
 
 

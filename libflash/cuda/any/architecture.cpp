@@ -26,6 +26,7 @@ const Architecture architecture_any = {
     nullptr,
     nullptr,
     nullptr,
+    nullptr,
     any::plan_merge,
     any::plan_compress,
     any::plan_cache_write,

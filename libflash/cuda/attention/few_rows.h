@@ -6,8 +6,8 @@
 
 namespace libflash::cuda {
 
-constexpr int kFewRows = 8;  // query rows that are the columns of one product, at most
-constexpr bool are_few_rows(int64_t rows) { return rows <= kFewRows; }
+constexpr int kMaxFewRows = 8;  // query rows that are the columns of one product, at most
+constexpr bool are_few_rows(int64_t rows) { return rows <= kMaxFewRows; }
 // Threads per multiprocessor for which there are enough registers.
 constexpr int kDecodeThreadsOfFewRows = 512;
 

@@ -59,12 +59,20 @@ BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& 
     return params;
 }
 
+// The gradient of the bias, by a kernel of another architecture: its launcher launches only the steps that have thread blocks.
+int launch_bias_gradient(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
+    BackwardPlan alone;
+    alone.dbias = plan.dbias;
+    return plan.dbias_kernel->backward(alone, params, stream);
+}
+
 }  // namespace
 
 void backward(const Kernel& kernel, const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream) {
     const BackwardParams params = make_params(problem, plan, static_cast<char*>(workspace));
     const DeviceGuard guard(problem.device.id);
     check(kernel.backward(plan, params, stream), kernel.config.name);
+    if (plan.dbias_kernel) check(launch_bias_gradient(plan, params, stream), plan.dbias_kernel->config.name);
 }
 
 }  // namespace libflash::cuda

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cuda/attention/query_rows_tiles.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
@@ -38,12 +37,6 @@ ScheduleParams key_schedule(const AttentionProblem& problem, const KernelConfig&
     const auto row_bytes = static_cast<double>(query_row_bytes(problem, config.head_dim));
     const double head_bytes = row_bytes * static_cast<double>(problem.q_rows.max_length * problem.group_size());
     return schedule_params(problem.k_rows, problem.batch, problem.heads_k, config.tile_k, head_bytes, false);
-}
-
-int64_t dbias_blocks(const AttentionProblem& problem, const KernelConfig& config) {
-    const int element = element_bytes(config.dtype), tile_q = query_rows_tile_q(config.head_dim, true, element),
-              tile_k = query_rows_tile_k(config.head_dim, element);
-    return tiles_of_bias(problem.dbias, tile_q, tile_k);
 }
 
 }  // namespace
@@ -104,7 +97,6 @@ BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& 
     plan_gradient_sums(plan, config, problem, device.multiprocessors);
     if (!dq_kernel) plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(plan.query_schedule));
     if (problem.dsink.present) plan.dsink = launch(BackwardStep::dsink, problem.heads_q);
-    if (problem.dbias.present) plan.dbias = launch(BackwardStep::dbias, dbias_blocks(problem, config));
     return plan;
 }
 

@@ -5,8 +5,8 @@
 
 namespace libflash::cuda {
 
-// Tiles, schedules and workspace; the launches of the softmax statistics, dK/dV, the dQ conversion and the gradients of sink and
-// bias. `dq_kernel`: a separate kernel computes dq, so there is no dQ accumulator.
+// Tiles, schedules and workspace; the launches of the softmax statistics, dK/dV, the dQ conversion and dsink. `dq_kernel`: a
+// separate kernel computes dq, so there is no dQ accumulator.
 BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance,
                                   const DeviceProperties& device, bool dq_kernel = false);
 

@@ -110,7 +110,7 @@ int64_t DecodeSizes::blocks_per_multiprocessor() const {
     if (has_splits_of_codes()) {
         const int stages = decode_code_stages(config.head_dim, config.stages, false);
         const bool few = are_few_rows(group_rows());
-        const int rows = few ? kFewRows : kDecodeSlab, threads = few ? kDecodeThreadsOfFewRows : kDecodeThreadsOfCodes;
+        const int rows = few ? kMaxFewRows : kDecodeSlab, threads = few ? kDecodeThreadsOfFewRows : kDecodeThreadsOfCodes;
         return decode_blocks_at_once(decode_code_shared_bytes(config.head_dim, config.tile_k, stages, rows),
                                      device.shared_memory_bytes, config.tile_k / kDecodeSlab * 32, threads);
     }

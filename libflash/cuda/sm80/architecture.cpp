@@ -52,6 +52,7 @@ const Architecture architecture_sm80 = {
     shared_bytes,
     sm80::plan_forward,
     sm80::plan_backward,
+    sm80::plan_bias_gradient,
     sm80::plan_decode,
     nullptr,
     nullptr,

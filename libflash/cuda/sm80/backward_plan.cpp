@@ -30,7 +30,15 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
     }
     check_block_count("q", blocks_of(plan.query_tile_schedule));
     if (plan.dq_kernel) plan.dq = backward_launch(kernel, plan, BackwardStep::dq, blocks_of(plan.query_tile_schedule));
+    if (problem.dbias.present) plan.dbias = plan_bias_gradient(kernel, problem);
     return plan;
+}
+
+LaunchShape plan_bias_gradient(const Kernel& kernel, const AttentionProblem& problem) {
+    const int head_dim = kernel.config.head_dim, element = element_bytes(kernel.config.dtype);
+    const int tile_q = query_rows_tile_q(head_dim, true, element), tile_k = query_rows_tile_k(head_dim, element);
+    return launch_shape(tiles_of_bias(problem.dbias, tile_q, tile_k),
+                        kernel.resources(static_cast<int>(BackwardStep::dbias), kGeneralInstance.number));
 }
 
 }  // namespace libflash::cuda::sm80

@@ -76,7 +76,7 @@ struct Decode {
     using Products = std::conditional_t<kFewRows, DecodeFewRows<T, kHeadDim>, DecodeProducts<T, kHeadDim, kValueDim, kParts>>;
     static constexpr bool kHasFewRows = kFewRows;
     static constexpr int kLaneRows = kFewRows ? 1 : 2, kElements = 2 * kLaneRows;  // kElements: in use in s[n]
-    static constexpr int kQueryRows = kFewRows ? cuda::kFewRows : kDecodeSlab;     // of a key head in shared memory
+    static constexpr int kQueryRows = kFewRows ? kMaxFewRows : kDecodeSlab;        // of a key head in shared memory
     static constexpr int kChannels = kHeadDim, kValueChannels = kValueDim, kHeadsOfBlock = kHeads;
     // Accumulator blocks of a warp's O: 8 channels and 16 rows each or, with few rows, 16 channels and 8 rows.
     static constexpr int kBlocks = kValueDim / (kFewRows ? 16 : 8) / kParts;

@@ -28,6 +28,7 @@ const Architecture architecture_sm90 = {
     shared_bytes,
     sm90::plan_forward,
     sm90::plan_backward,
+    nullptr,
     sm90::plan_decode,
     sm90::plan_prefill,
     sm90::plan_prefix,

@@ -1,8 +1,8 @@
 // FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608). Its kernels compute the softmax statistics, then dK,
-// dV and the dQ accumulator, then dQ from the accumulator, then the gradients of sink and bias. In the second kernel a persistent
-// thread block processes one work tile after another. It has four warpgroups: the first loads tiles (backward_producer.cuh), the
-// second computes the dQ accumulator (backward_dq.cuh), the other two have 64 keys each (backward_dk_dv.cuh, backward_halves.cuh,
-// backward_general.cuh), or divide the products of 64 keys (backward_divided.cuh).
+// dV and the dQ accumulator, then dQ from the accumulator, then dsink. A kernel of sm80 computes dbias. In the second kernel a
+// persistent thread block processes one work tile after another. It has four warpgroups: the first loads tiles
+// (backward_producer.cuh), the second computes the dQ accumulator (backward_dq.cuh), the other two have 64 keys each
+// (backward_dk_dv.cuh, backward_halves.cuh, backward_general.cuh), or divide the products of 64 keys (backward_divided.cuh).
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
@@ -87,7 +87,6 @@ KernelResources resources_of_backward(int step, int instance) {
                 instance, [](auto kind) { return sm90::dk_dv_resources<Kernel, decltype(kind)::value>(); });
         case BackwardStep::dq_conversion: return {Traits::Accumulator::kWarps * 32, 0};
         case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
-        case BackwardStep::dbias: return {DbiasOf<Kernel>::kThreads, DbiasOf<Kernel>::kSharedBytes};
         default: return {0, 0};  // no such step
     }
 }
@@ -113,7 +112,6 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
                                                : sm90::dq_accumulator_kernel<Kernel, 1>;
     if (error == cudaSuccess) error = enqueue(conversion, plan.dq_conversion, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
-    if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
     return error;
 }
 

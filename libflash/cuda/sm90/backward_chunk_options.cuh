@@ -1,5 +1,5 @@
 // What backward_rare_options.cuh and backward_divided_options.cuh have in common: where a chunk of queries is in the matrix of
-// scores, the bits of dropout and mask, and single steps of the options. The layout is that of backward_scores.cuh, for kChunk
+// scores, the bits of dropout, and single steps of the options. The layout is that of backward_scores.cuh, for kChunk
 // queries.
 #pragma once
 
@@ -38,26 +38,16 @@ struct BackwardChunkOptions {
     // A bit for each of the lane's scores: `keep`: dropout keeps it; `hidden`: the boolean mask hides it. They are found while
     // the tensor cores compute the scores.
     struct Bits {
-        uint32_t keep, hidden;
+        uint32_t keep = 0xffffffffu, hidden = 0;
     };
-    // Of kQueries queries. The whole warp calls it.
-    template <int kQueries>
-    __device__ __forceinline__ Bits bits(const ChunkOrigin& origin, int lane) const {
-        return {keep_bits<kQueries>(origin, lane), hidden_bits<kQueries>(origin, lane)};
-    }
 
 protected:
+    // Of kQueries queries, if there is dropout. The whole warp calls it.
     template <int kQueries>
     __device__ __forceinline__ uint32_t keep_bits(const ChunkOrigin& origin, int lane) const {
         const DropoutParams& dropout = context.params.rare.dropout;
-        if (!dropout.active) return 0xffffffffu;
         const uint32_t batch_head = dropout_head(context.tile().work.batch, context.params.heads_q, origin.head);
         return keep_bits_transposed<kQueries / 8, 1>(dropout, batch_head, origin.row, origin.key - (lane >> 2), lane);
-    }
-    template <int kQueries>
-    __device__ __forceinline__ uint32_t hidden_bits(const ChunkOrigin& origin, int lane) const {
-        if (!context.params.rare.mask.data) return 0;
-        return cuda::hidden_bits<kQueries>(mask_rows(origin, lane), origin.row - (lane & 3) * 2, lane);
     }
     __device__ __forceinline__ MaskRows mask_rows(const ChunkOrigin& origin, int lane) const {
         return rows_of<uint8_t>(context.params.rare.mask, rules(origin).mask, origin, lane);

@@ -13,6 +13,16 @@ struct BackwardDividedOptions : BackwardChunkOptions<Traits> {
     using Base::context, Base::kScores;
     using typename Base::Bits, typename Base::ChunkOrigin, typename Base::Scores, typename Base::T;
 
+    // Of kQueries queries. The whole warp calls it.
+    template <int kQueries>
+    __device__ __forceinline__ Bits bits(const ChunkOrigin& origin, int lane) const {
+        const RareParams& rare = context.params.rare;
+        Bits of;
+        if (rare.dropout.active) of.keep = this->template keep_bits<kQueries>(origin, lane);
+        if (rare.mask.data) of.hidden = hidden_bits<kQueries>(this->mask_rows(origin, lane), origin.row - (lane & 3) * 2, lane);
+        return of;
+    }
+
     // For consumers that divide the products, where only the other warpgroup has dP. Turns the dot products into P times
     // 2^kProbabilityShift; `weights` gets what the other warpgroup needs for dS: P times the slope of the softcap, with the sign
     // bit where dropout removes the probability (differentiate_kept()). `of`: its first bits are those of the chunk.

@@ -28,7 +28,7 @@ struct BackwardGeneralConsumer {
     BackwardContext<Traits>& context;
     const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
-    const BackwardRareOptions<Traits> scores{context};
+    const BackwardRareOptions<Traits> options{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
@@ -67,8 +67,12 @@ private:
     }
 
     __device__ __forceinline__ void add_chunk(State& c, const Position& at, int first, bool edge) const {
-        switch (scores.inputs()) {
+        switch (options.inputs()) {
             case ScoreInputs::none: return add_chunk_with<ScoreInputs::none>(c, at, first, edge);
+            case ScoreInputs::dropout:
+                if constexpr (BackwardRareOptions<Traits>::kOwnDropout)
+                    return add_chunk_with<ScoreInputs::dropout>(c, at, first, edge);
+                break;
             case ScoreInputs::mask: return add_chunk_with<ScoreInputs::mask>(c, at, first, edge);
             case ScoreInputs::bias: return add_chunk_with<ScoreInputs::bias>(c, at, first, edge);
         }
@@ -78,18 +82,18 @@ private:
     __device__ __forceinline__ void add_chunk_with(State& c, const Position& at, int first, bool edge) const {
         const uint32_t k = uniform(context.k()), q = uniform(Tiles::q(c.addresses.tiles, c.queries.stage)),
                        dout = Tiles::dout_of(q);
-        const auto origin = scores.origin(at, c.queries.stage, first, c.first_key, c.lane);
+        const auto origin = options.origin(at, c.queries.stage, first, c.first_key, c.lane);
         // Before the products, because a warp waits while it issues them.
-        auto loaded = scores.template load<kInputs>(origin, c.lane);
+        auto loaded = options.template load<kInputs>(origin, c.lane);
         Scores p, ds;
         Products::template issue_scores<kChunk>(p, k, c.addresses.first_row, q, first);
         Products::template issue_scores<kChunk>(ds, Tiles::v_of(k), c.addresses.first_row, dout, first);
-        const auto bits = scores.template bits<kInputs>(origin, loaded, c.lane);
+        const auto bits = options.template bits<kInputs>(origin, loaded, c.lane);
         if (first == 0) c.gradients.wait_empty();
         wgmma_wait<0>();
         wgmma_fence_operand(p);
         wgmma_fence_operand(ds);
-        scores.template apply<kInputs>(p, ds, origin, bits, loaded, edge);
+        options.template apply<kInputs>(p, ds, origin, bits, loaded, edge);
         Fragments rounded_p, rounded_ds;
         BackwardScores<Traits>::round(rounded_p, p);
         BackwardScores<Traits>::round(rounded_ds, ds);

@@ -6,12 +6,13 @@
 
 namespace libflash::cuda::sm90 {
 
-// What a call loads for each score. A template parameter, because registers and branches for an absent input would slow down the
-// rest.
+// What a call reads or generates for each score. A template parameter, because registers and branches for an absent input would
+// slow down the rest.
 enum class ScoreInputs {
-    none,
-    mask,
-    bias,  // and perhaps a mask
+    none,     // without kOwnDropout perhaps dropout
+    dropout,  // with kOwnDropout
+    mask,     // and perhaps dropout
+    bias,     // and perhaps a mask or dropout
 };
 
 template <class Traits>
@@ -19,38 +20,43 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
     using Base = BackwardChunkOptions<Traits>;
     using Base::context, Base::kScores;
     using typename Base::Bits, typename Base::ChunkOrigin, typename Base::Scores, typename Base::T;
+    // Whether calls with dropout, but without bias and mask, have code of their own. With 128 channels it would spill registers.
+    static constexpr bool kOwnDropout = Traits::kHeadDim <= 96;
 
     __device__ __forceinline__ ScoreInputs inputs() const {
         const RareParams& rare = context.params.rare;
-        return rare.bias.data ? ScoreInputs::bias : rare.mask.data ? ScoreInputs::mask : ScoreInputs::none;
+        if (rare.bias.data) return ScoreInputs::bias;
+        if (rare.mask.data) return ScoreInputs::mask;
+        return kOwnDropout && rare.dropout.active ? ScoreInputs::dropout : ScoreInputs::none;
     }
 
     // What load() has loaded of a chunk.
     struct Loaded {
         TransposedMask<Traits::kChunk> mask;
-        bool has_bias;  // whether `bias` is loaded; else apply() loads it, as float32 or with strides that do not allow pairs
+        bool bias_is_loaded;  // else apply() loads it: it is float32 or its strides do not allow pairs
         TransposedBias<Traits::kChunk, T> bias;
     };
     // Loads the mask or the bias. With both, the mask is loaded by bits(), because there are too few registers.
     template <ScoreInputs kInputs>
     __device__ __forceinline__ Loaded load(const ChunkOrigin& origin, int lane) const {
         Loaded loaded;
-        loaded.has_bias = false;
+        loaded.bias_is_loaded = false;
         const int row = origin.row - (lane & 3) * 2;
         if constexpr (kInputs == ScoreInputs::mask) load_mask(loaded.mask, origin, lane);
         if constexpr (kInputs == ScoreInputs::bias) {
             const ScoreParams& bias = context.params.rare.bias;
             if (!bias.is_float) {
                 const ScoreRows<T> rows = this->template rows_of<T>(bias, this->rules(origin).bias, origin, lane);
-                loaded.has_bias = loaded.bias.loads(rows);
-                if (loaded.has_bias) loaded.bias.load(rows, row, lane);
+                loaded.bias_is_loaded = loaded.bias.loads(rows);
+                if (loaded.bias_is_loaded) loaded.bias.load(rows, row, lane);
             }
         }
         return loaded;
     }
     template <ScoreInputs kInputs>
     __device__ __forceinline__ Bits bits(const ChunkOrigin& origin, const Loaded& loaded, int lane) const {
-        Bits of = {this->template keep_bits<Traits::kChunk>(origin, lane), 0};
+        Bits of;
+        if (has_dropout<kInputs>()) of.keep = this->template keep_bits<Traits::kChunk>(origin, lane);
         if constexpr (kInputs == ScoreInputs::mask) of.hidden = loaded.mask.hidden(lane);
         if (kInputs == ScoreInputs::bias && has_mask<kInputs>()) {
             TransposedMask<Traits::kChunk> mask;
@@ -70,11 +76,11 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
         const auto kept_term = [&](int i, float delta) {
             return fmaf(of.keep >> i & 1 ? dp[i] : 0.0f, rare.dropout.keep_factor, -delta);
         };
-        const bool capped = rare.softcap > 0.0f;
+        const bool capped = rare.softcap > 0.0f, drops = has_dropout<kInputs>();
         const bool scales = scales_with_bias<Traits::kHeadDim>(rare);
         if (in_natural_units() && !scales) scale_and_cap(s);
         if (capped) {
-            if (rare.dropout.active) {
+            if (drops) {
                 for_elements(origin, [&](int i, float, float delta) { dp[i] = kept_term(i, delta); });
             } else {
                 for_elements(origin, [&](int i, float, float delta) { dp[i] -= delta; });
@@ -84,7 +90,7 @@ struct BackwardRareOptions : BackwardChunkOptions<Traits> {
         add_and_hide<kInputs>(s, scales ? context.params.softmax_scale : 1.0f, origin, of.hidden, loaded, edge);
         if (capped) {
             multiply_by_probabilities(s, dp, origin, of.keep, [&](int i, float) { return dp[i]; });
-        } else if (rare.dropout.active) {
+        } else if (drops) {
             multiply_by_probabilities(s, dp, origin, of.keep, kept_term);
         } else {
             multiply_by_probabilities(s, dp, origin, ~0u, [&](int i, float delta) { return dp[i] - delta; });
@@ -112,7 +118,7 @@ private:
         const RareParams& rare = context.params.rare;
         if (rare.alibi_slopes.data) subtract_alibi(s, origin);
         if constexpr (kInputs == ScoreInputs::bias) {
-            if (loaded.has_bias) {
+            if (loaded.bias_is_loaded) {
                 loaded.bias.add(s, factor);
             } else {
                 this->template add_bias<false>(s, factor, this->rules(origin).bias, origin);
@@ -123,6 +129,11 @@ private:
     template <ScoreInputs kInputs>
     __device__ __forceinline__ bool has_mask() const {
         return kInputs == ScoreInputs::mask || (kInputs == ScoreInputs::bias && context.params.rare.mask.data);
+    }
+    template <ScoreInputs kInputs>
+    __device__ __forceinline__ bool has_dropout() const {
+        if (kInputs == ScoreInputs::dropout) return true;
+        return !(kOwnDropout && kInputs == ScoreInputs::none) && context.params.rare.dropout.active;
     }
     // Calls rule(i, lse_log2, delta) for all elements, with the statistics of their rows.
     template <class Rule>

@@ -14,7 +14,8 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Traits>
+// kBiasOrMask: whether the call may have a bias or a boolean mask.
+template <class Traits, bool kBiasOrMask = Traits::kRareOptions>
 struct ForwardConsumer : ForwardConsumerStages<Traits> {
     using Stages = ForwardConsumerStages<Traits>;
     using Stages::context, Stages::key_tiles, Stages::has_key_tiles, Stages::begin_work_tile, Stages::skip_values;
@@ -33,7 +34,7 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
     using Softmax = OnlineSoftmax<kBlockN, Traits::kStatisticsKind, kLongSums, Traits::kGroups == 3>;
 
     const ForwardTileScheduler<Traits> scheduler{context};
-    const ForwardScores<Traits> scores{context};
+    const ForwardScores<Traits, kBiasOrMask> scores{context};
     const ForwardEpilogue<Traits> epilogue{context};
 
     // State of a consumer warp.
@@ -295,7 +296,7 @@ private:
 
     // What the stage of K holds beside K. It is then released when the options have been applied.
     __device__ __forceinline__ static InShared in_shared(const State& c) {
-        if constexpr (Traits::kBiasTiles) return c.word.in_shared();
+        if constexpr (Traits::kBiasTiles && kBiasOrMask) return c.word.in_shared();
         return InShared::nothing;
     }
     // Turns complete scores into probabilities; releases K unless that is done. Returns true if the sums of P V must be

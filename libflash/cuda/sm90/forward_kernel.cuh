@@ -50,6 +50,22 @@ struct ForwardProducerWarpgroup {
     }
 };
 
+// The consumers of the instance with rare options up to 64 channels: their code is separate for calls without bias and mask,
+// because a condition that is tested while products run takes a few percent of such a call.
+template <class Traits>
+struct ForwardOptionConsumers {
+    const ForwardContext<Traits>& context;
+
+    __device__ __forceinline__ void run() const {
+        const RareParams& rare = context.params.rare;
+        if (rare.bias.data || rare.mask.data) {
+            ForwardConsumer<Traits, true>(context).run();
+        } else {
+            ForwardConsumer<Traits, false>(context).run();
+        }
+    }
+};
+
 template <class Traits>
 struct ForwardKernel {
     static constexpr int kSharedBytes =
@@ -58,7 +74,9 @@ struct ForwardKernel {
 
     const ForwardContext<Traits>& context;
     const ForwardProducerWarpgroup<Traits> producer_warpgroup{context};
-    const std::conditional_t<Traits::kInvariant, InvariantConsumer<Traits>, ForwardConsumer<Traits>> consumer{context};
+    using Consumer = std::conditional_t<Traits::kRareOptions && Traits::kHeadDim <= 64, ForwardOptionConsumers<Traits>,
+                                        ForwardConsumer<Traits>>;
+    const std::conditional_t<Traits::kInvariant, InvariantConsumer<Traits>, Consumer> consumer{context};
 
     __device__ __forceinline__ void run() const {
         if (threadIdx.x == 0) prepare();

@@ -48,9 +48,9 @@ struct ForwardRareOptions {
         if (rare.mask.data && copied != InShared::mask) prefetch_rows(rare.mask, work_tile.rules.mask, 1, work_tile, tile, lane);
     }
 
-    // Turns dot products into scores, which softmax_scale() converts to base-2 units. `in_shared`: what `bias_tile` holds.
+    // Turns dot products into scores, which softmax_scale() converts to base-2 units; then a bias is added and a mask applied.
     __device__ __forceinline__ void apply(Scores& s, ScoreOptions options, const WorkTile& work_tile, int tile,
-                                          const Thread& thread, InShared in_shared, const BiasTile& bias_tile) const {
+                                          const Thread& thread) const {
         const RareParams& rare = context.params.rare;
         const int first_key = tile * kBlockN + (hide_from_compiler(thread.lane) & 3) * 2;
         const auto for_rows = [&](const auto& for_row) {
@@ -63,6 +63,11 @@ struct ForwardRareOptions {
         };
         if (options.has(ScoreOptions::kScales)) scale_and_cap_quickly(rare, context.params.softmax_scale, for_all);
         if (options.has(ScoreOptions::kAlibi)) subtract_alibi(work_tile.rules, first_key, for_rows);
+    }
+    // `in_shared`: what `bias_tile` holds.
+    __device__ __forceinline__ void apply_bias_and_mask(Scores& s, ScoreOptions options, const WorkTile& work_tile, int tile,
+                                                        const Thread& thread, InShared in_shared,
+                                                        const BiasTile& bias_tile) const {
         const int row = thread.row(work_tile, 0);
         if (options.has(ScoreOptions::kBias)) {
             const float factor = options.has(ScoreOptions::kWithBias) ? context.params.softmax_scale : 1.0f;

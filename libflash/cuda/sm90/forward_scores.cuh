@@ -12,7 +12,7 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Traits>
+template <class Traits, bool kBiasOrMask = Traits::kRareOptions>
 struct ForwardScores {
     using T = typename Traits::T;
     using WorkTile = ForwardWorkTile<Traits>;
@@ -30,7 +30,11 @@ struct ForwardScores {
     __device__ __forceinline__ void prepare(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread, bool edge,
                                             bool exact_maximum, InShared in_shared,
                                             const typename Traits::BiasTile& bias_tile) const {
-        if constexpr (Traits::kRareOptions) RareOptions{context}.apply(s, options, work_tile, tile, thread, in_shared, bias_tile);
+        if constexpr (Traits::kRareOptions) {
+            RareOptions{context}.apply(s, options, work_tile, tile, thread);
+            if constexpr (kBiasOrMask)
+                RareOptions{context}.apply_bias_and_mask(s, options, work_tile, tile, thread, in_shared, bias_tile);
+        }
         if (exact_maximum) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) s[i] *= scale_of(work_tile);

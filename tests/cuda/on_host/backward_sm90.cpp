@@ -343,14 +343,16 @@ struct Problem {
         else
             plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
         if (plan.divides_units) plan.dq_conversion.blocks *= dq_conversion_parts(Kernel::config.tile_q);
-        if (c.wants_dbias()) {
-            const int tile_q = query_rows_tile_q(HEAD_DIM, true, sizeof(T)), tile_k = query_rows_tile_k(HEAD_DIM, sizeof(T));
-            plan.dbias = launch_shape(c.heads_q * ceil_div(c.queries, tile_q) * ceil_div(c.keys, tile_k),
-                                      resources_of_kernels(int(BackwardStep::dbias), plan.instance.number));
-        }
         return plan;
     }
 };
+
+// dbias, by the kernel of sm80, after the kernels of sm90.
+void launch_bias_gradient(const Problem& p) {
+    using Bias = DbiasOf<Kernel>;
+    const int64_t blocks = p.c.heads_q * ceil_div(p.c.queries, Bias::kBlockM) * ceil_div(p.c.keys, Bias::kBlockN);
+    enqueue(dbias_kernel<Kernel>, {blocks, Bias::kThreads, Bias::kSharedBytes}, p.params, nullptr);
+}
 
 // Whether a result of 0 in place of this exact value is an error: a number of the computation was too small for its type. The
 // rounding of the terms, whose absolute values add up to `size`, does not explain it. (Not with fp16, where probabilities below
@@ -408,6 +410,7 @@ void add_to_hash(uint64_t& hash, const std::vector<Value>& values) {
 bool check(const Case& c, bool fixed_order, int splits) {
     Problem p(c, fixed_order, splits);
     launch_kernels(p.plan(), p.params, nullptr);
+    if (c.wants_dbias()) launch_bias_gradient(p);
     const auto kept_guard = [](const std::vector<float>& sums) { return sums.empty() || sums.back() == 7; };
     const bool good = kept_guard(p.gradient_sums) & kept_guard(p.split_sums) & near("dq", c, p.dq) & near("dk", c, p.dk) &
                       near("dv", c, p.dv) & near_dbias(p) & counted_down(p);
