@@ -182,6 +182,12 @@ def test_an_unknown_keyword_is_refused_by_name(name: str) -> None:
         call(Layer(), x, **{name: torch.ones(1)})
 
 
+def test_a_keyword_that_only_other_parts_of_the_model_read() -> None:
+    """The layers of LFM3-VL hand the sizes of the pictures to their attention, too."""
+    x = qkv(5, 5)
+    assert_near(call(Layer(False), x, grid_thw=[[1, 1, 5]]), eager(*x), 1e-5)
+
+
 def test_a_window_that_is_not_in_a_mask() -> None:
     x = qkv(5, 5)
     assert_near(call(Layer(), x, sliding_window=5), eager(*x, below(5, 5)), 1e-5)

@@ -56,6 +56,28 @@ def test_attributes_that_contradict_the_mask(tiny: Tiny) -> None:
             assert_near(model(**x).last_hidden_state, wanted, 1e-5)
 
 
+BRIDGE_TOWER = Tiny("BridgeTowerModel", "image and text", WIDTH, {
+    "text_config": ("BridgeTowerTextConfig", TEXT),
+    "vision_config": ("BridgeTowerVisionConfig", {"hidden_size": 64, "num_hidden_layers": 2, "image_size": 16, "patch_size": 4}),
+})  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*do not use transformers' attention interface")
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+def test_layers_that_join_text_and_pictures(padding: str | None) -> None:
+    """BridgeTower's modules there say is_causal = True, although text and pictures see all of each other; pictures never have a
+    mask."""
+    model, x = BRIDGE_TOWER.build(), BRIDGE_TOWER.inputs(padding)
+    x["input_ids"].clamp_(min=2)
+    with torch.no_grad():
+        wanted = model(**x)
+        with libflash.torch.enable(model):
+            got = model(**x)
+    shown = x["attention_mask"].bool()
+    assert_near(got.text_features[shown], wanted.text_features[shown], 1e-5)
+    assert_near(got.image_features, wanted.image_features, 1e-5)
+
+
 NLLB_MOE = Tiny("NllbMoeForConditionalGeneration", "seq2seq", {
     **BART, "num_experts": 2, "expert_capacity": 64, "encoder_sparse_step": 2, "decoder_sparse_step": 2,
 })  # fmt: skip

@@ -31,9 +31,9 @@ CONTEXT_PARALLEL = (
 # Keywords that reach the attention function and have no effect on it: they affect other parts of the model, or the mask and the
 # rotary embedding, which are computed before.
 HARMLESS = {
-    "cache_position", "input_ids", "inputs_embeds", "interpolate_pos_encoding", "labels", "logits_to_keep", "mm_token_type_ids",
-    "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_embeddings", "position_ids", "return_dict",
-    "return_loss", "seq_idx", "token_type_ids", "use_cache",
+    "cache_position", "grid_thw", "input_ids", "inputs_embeds", "interpolate_pos_encoding", "labels", "logits_to_keep",
+    "mm_token_type_ids", "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_embeddings",
+    "position_ids", "return_dict", "return_loss", "seq_idx", "token_type_ids", "use_cache",
 }  # fmt: skip
 
 # Model types whose attention modules have no is_causal, or a wrong one in some versions of transformers. forward() could not know
@@ -46,9 +46,11 @@ ALWAYS_MASKED = {
 # Model types (or classes of configurations without a type) with code besides the attention function that reads the mask, and
 # expects that of "eager", 0 or the most negative number: modules without transformers' interface (bigbird_pegasus, gemma4_audio,
 # git, PPDocLayoutV2ReadingOrder, informer, which also drops rows), modules that add a bias to it (beit) or append scores
-# (deepseek_v4), a router (nllb-moe).
+# (deepseek_v4), a router (nllb-moe). And bridgetower_text_model: the layers that join text and pictures have its configuration
+# and is_causal = True, although they are not causal, and pictures never have a mask.
 EAGER_MASKED = {
-    "PPDocLayoutV2ReadingOrderConfig", "beit", "bigbird_pegasus", "deepseek_v4", "gemma4_audio", "git", "informer", "nllb-moe",
+    "PPDocLayoutV2ReadingOrderConfig", "beit", "bigbird_pegasus", "bridgetower_text_model", "deepseek_v4", "gemma4_audio", "git",
+    "informer", "nllb-moe",
 }  # fmt: skip
 
 # Model types that hand only the last rows to layers which share keys with earlier layers, unless the implementation is called
