@@ -29,6 +29,7 @@ def wrapped(arrays: tuple[np.ndarray, ...], **kind) -> list[Array]:
         {},
         {"legacy": True},
         {"read_only": True},
+        {"copied": True},
         {"null_strides": True},
         {"byte_offset": 64},
         {"no_deleter": True},
@@ -100,6 +101,8 @@ def test_outputs() -> None:
     assert_same_bits(out.array, wanted)
     with pytest.raises(libflash.InvalidError, match="out is read-only"):
         libflash.attention(*arrays, out=Array(np.zeros_like(wanted), read_only=True))
+    with pytest.raises(libflash.InvalidError, match="out is exported through DLPack as a copy"):
+        libflash.attention(*arrays, out=Array(np.zeros_like(wanted), copied=True))
     frozen = np.zeros_like(wanted)
     frozen.flags.writeable = False
     with pytest.raises(libflash.InvalidError, match="out is read-only"):

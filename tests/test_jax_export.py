@@ -103,6 +103,28 @@ def test_what_is_wrong_with_symbolic_dimensions_shows_when_it_runs() -> None:
         export(libflash.jax.attention, spec("s, 2, 8"), *good[1:])
 
 
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="here gradients can be exported for a GPU")
+def test_platforms_of_programs() -> None:
+    """Without a GPU, gradients for one would have no scratch memory; there are no kernels for other platforms."""
+    q, k, v, *_ = problem()
+    functions = {
+        "attention": lambda: libflash.jax.attention(q, k, v),
+        "decode": lambda: libflash.jax.decode(q[:, :1], k, v),
+        "cache_write": lambda: libflash.jax.cache_write(k[0], v[0], k, v, jnp.arange(k.shape[1], dtype=jnp.int32)),
+    }
+    for name, function in functions.items():
+        with pytest.raises(libflash.UnsupportedError, match=rf"libflash\.jax\.{name} .* for the platform 'tpu'"):
+            jax.export.export(jax.jit(function), disabled_checks=CHECKS, platforms=["cpu", "tpu"])()
+        for platforms in (["cpu"], ["cuda"], ["cpu", "cuda"]):
+            assert jax.export.export(jax.jit(function), disabled_checks=CHECKS, platforms=platforms)().platforms == tuple(
+                platforms
+            )
+    gradient = jax.grad(lambda x: libflash.jax.attention(x, k, v).sum())
+    jax.export.export(jax.jit(gradient), disabled_checks=CHECKS, platforms=["cpu"])(q)
+    with pytest.raises(libflash.UnsupportedError, match=r"gradients of .* cannot be exported for 'cuda' where JAX has no GPU"):
+        jax.export.export(jax.jit(gradient), disabled_checks=CHECKS, platforms=["cpu", "cuda"])(q)
+
+
 def test_a_program_for_several_devices_needs_shard_map() -> None:
     """Rules for arrays that jit shards cannot be exported; the error says so, of gradients too."""
     run_python("""

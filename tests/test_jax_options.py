@@ -99,7 +99,9 @@ def test_what_is_no_seed() -> None:
         "seed is -1": (-1, 0),
         "offset is -3": (0, -3),
         r"offset is float32\[\]": (0, jnp.float32(1)),
-        "seed must be an array": ("7", 0),
+        "seed must be an integer or a PRNG key of JAX, not str": ("7", 0),
+        "seed must be an integer or a PRNG key of JAX, not NoneType": (None, 0),
+        "offset must be an integer, not float": (0, 1.5),
         "offset cannot be given with": (jax.random.key(0), 5),
     }
     for text, (seed, offset) in refused.items():
@@ -278,13 +280,37 @@ def test_what_counts_as_an_array() -> None:
         r"q has 4 dimensions; it needs 3, \(total, heads, head_dim\)": (q, {"cu_seqlens_q": [0, 7]}),
         r"q: dtype must be .* \(it is int32\)": (q.astype(int), {}),
         r"q: dtype must be .* \(it is int8\)": (q.astype("int8"), {}),
-        r"q is int16": (q.astype("int16"), {}),
+        r"q is int16.*; arrays have at most 4 dimensions and one of the types bool, ": (q.astype("int16"), {}),
     }
     for text, (x, options) in refused.items():
         with pytest.raises((TypeError, libflash.InvalidError), match=text):
             attention(x, k, v, **options)
     with pytest.raises(libflash.InvalidError, match=r"q has 3 dimensions; it needs 4, \(batch, seqlen, heads, head_dim\)(\n|$)"):
         libflash.jax.decode(q[0], k, v)
+
+
+def test_numpy_arrays_whose_values_jax_would_not_see() -> None:
+    """A jitted function that is already compiled reads the bytes of another byte order, and the values under a mask."""
+    q, k, v = qkv()
+    bias, used = np.zeros((40, 56), np.float32), np.array([40], np.int32)
+    attention(q, k, v), attention(q, k, v, bias=bias), attention(q, k, v, seqused_k=used)  # compiles
+    other_order = lambda x: x.astype(x.dtype.newbyteorder())  # noqa: E731
+    for change, kind, text in (
+        (other_order, libflash.InvalidError, "{} has dtype [<>][fi]4, which is not in this machine's byte order"),
+        (np.ma.masked_array, TypeError, r"{0} is a masked array: its mask would be lost; pass {0}\.filled"),
+    ):
+        with pytest.raises(kind, match=text.format("q")):
+            attention(change(q), k, v)
+        with pytest.raises(kind, match=text.format("bias")):
+            attention(q, k, v, bias=change(bias))
+        with pytest.raises(kind, match=text.format("seqused_k")):
+            attention(q, k, v, seqused_k=change(used))
+        with pytest.raises(kind, match=text.format("k_scale")):
+            libflash.jax.decode(q[:, :1], k, v, k_scale=change(np.ones(1, np.float32)))
+        with pytest.raises(kind, match=text.format("slots")):
+            libflash.jax.cache_write(k[0], v[0], k, v, change(np.arange(40, dtype=np.int32)))
+        with pytest.raises(kind, match=text.format(r"outs\[1\]")):
+            libflash.jax.merge([q, change(q)], [np.zeros((1, 4, 40), np.float32)] * 2)
 
 
 def test_arrays_with_another_layout_in_memory() -> None:

@@ -139,6 +139,35 @@ def test_shardings_in_types() -> None:
     """, **DEVICES)  # fmt: skip
 
 
+def test_caches_with_shardings_in_types() -> None:
+    """New caches have the sharding of the old ones, which is a part of their types."""
+    run_python(SHARDED.replace("{kind}", "Explicit") + """
+    rows, slots = k[:, 0], jnp.array([3, 8, 30, -1], "int32")
+    write = lambda cache: libflash.jax.cache_write(rows, None, cache, None, slots)
+    append = lambda q, k_cache, v_cache: libflash.jax.decode(
+        q[:, :1], k_cache, v_cache, k=k[:, :1], v=v[:, :1], cache_seqlens=jnp.array([3, 0, 7, 1], "int32"))
+    wanted = write(k), append(q, k, v)
+    with jax.set_mesh(mesh):
+        for spec in (("x", None, "y"), (None, "x"), ()):
+            caches = put(k, *spec), put(v, *spec)
+            for got in (write(caches[0]), jax.jit(write)(caches[0])):
+                same(got, wanted[0])
+                assert jax.typeof(got).sharding.spec == jax.typeof(caches[0]).sharding.spec
+            same(jax.jit(append)(Q, *caches), wanted[1])
+    """, **DEVICES)  # fmt: skip
+
+
+def test_operations_that_jax_cannot_divide_refuse_sharded_arrays() -> None:
+    run_python(SHARDED.replace("{kind}", "Auto") + """
+    import pytest
+    text = "q is a JAX array on 4 devices, .* give all arrays to libflash.jax.attention"
+    with pytest.raises(libflash.UnsupportedError, match=text):
+        libflash.attention_backward(plain, Q, k, v, plain, jnp.zeros((4, 8, 8)))
+    with pytest.raises(libflash.UnsupportedError, match=text):
+        libflash.attention_tangent(Q, k, v, q, k, v)
+    """, **DEVICES)  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_tangents_in_shard_map(dtype: str) -> None:
     run_python(SHARDED.replace("{kind}", "Auto").replace("float32", dtype) + SECOND + """

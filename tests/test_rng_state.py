@@ -86,7 +86,7 @@ def test_explain_takes_the_array() -> None:
         (np.array([[1, 2]]), r"seed is an array of shape \(1, 2\)"),
         (np.array([1, 2], np.int32), r"seed has dtype int32; int64 or uint64 is needed"),
         (np.array([1.0, 2.0]), r"seed has dtype float64; int64 or uint64 is needed"),
-        (np.arange(4)[::2], r"rng_state: must be contiguous"),
+        (np.arange(4)[::2], r"seed: must be contiguous"),
     ],
 )
 def test_refused(seed: np.ndarray, text: str) -> None:

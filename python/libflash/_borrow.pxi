@@ -291,6 +291,10 @@ cdef int refuse_jax(_Source source, object x, str name, Role role) except -1:
         raise TypeError(f"{name} is a JAX array; those are immutable and cannot be written to")
     if x.is_deleted():
         raise InvalidError(f"{name} is a JAX array without data: it was deleted, or donated to a jitted function")
+    devices = len(x.devices())
+    if devices != 1:
+        raise UnsupportedError(f"{name} is a JAX array on {devices} devices, for which XLA divides the work: give all arrays to "
+                               "libflash.jax.attention, decode or merge, and take gradients with jax.grad")
     return 0
 
 
@@ -310,6 +314,15 @@ cdef int refuse_export(object x, str name) except -1:
     return 0
 
 
+cdef int check_flags(const DLManagedVersioned *x, str name, Role role) except -1:
+    """Refuse an output whose memory the call must not write, or whose export is a copy, in which the result would be lost."""
+    if role == WRITE and x.flags & DL_READ_ONLY:
+        raise InvalidError(f"{name} is read-only and cannot be written to")
+    if role == WRITE and x.flags & DL_COPIED:
+        raise InvalidError(f"{name} is exported through DLPack as a copy, so that its own memory cannot be written to")
+    return 0
+
+
 cdef int borrow_by_table(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
     cdef DLTensor view
     cdef DLManagedVersioned *owned = NULL
@@ -320,8 +333,7 @@ cdef int borrow_by_table(Call *call, _Source source, object x, str name, flash_t
         if source.api.managed_tensor_from_py_object_no_sync(<void *>x, &owned) != 0:
             refuse_export(x, name)
         hold(call, HELD_VERSIONED, owned)
-        if role == WRITE and owned.flags & DL_READ_ONLY:
-            raise InvalidError(f"{name} is read-only and cannot be written to")
+        check_flags(owned, name, role)
         view = owned.dl_tensor
     describe(call, &view, name, out, role)
     if out.device_type == FLASH_DEVICE_CUDA and not shares_stream(call, source, out.device_id):
@@ -340,8 +352,7 @@ cdef int borrow_by_capsule(Call *call, _Source source, object x, str name, flash
         if versioned.version.major != DL_MAJOR:
             raise UnsupportedError(f"{name} is exported as DLPack {versioned.version.major}.{versioned.version.minor}; "
                                    "libflash reads version 1 and older ones")
-        if role == WRITE and versioned.flags & DL_READ_ONLY:
-            raise InvalidError(f"{name} is read-only and cannot be written to")
+        check_flags(versioned, name, role)
         return describe(call, &versioned.dl_tensor, name, out, role)
     if PyCapsule_IsValid(capsule, "dltensor"):
         managed = <DLManaged *>PyCapsule_GetPointer(capsule, "dltensor")

@@ -46,7 +46,8 @@ cdef extern from *:
     """
     enum:
         DL_MAJOR "1"            # the supported major version
-        DL_READ_ONLY "1"        # bit of `flags`
+        DL_READ_ONLY "1"        # bits of `flags`
+        DL_COPIED "2"
         DL_CPU "1"
         DL_CUDA "2"
         DL_CUDA_HOST "3"        # pinned host memory

@@ -103,6 +103,7 @@ _PYTHON_NAMES = {
     "k_new": "k",
     "v_new": "v",
     "k_rope_new": "k_rope",
+    "rng_state": "seed",
     "shard_count": "shard[0]",
     "shard_index": "shard[1]",
     "shard_keys": "shard[2]",

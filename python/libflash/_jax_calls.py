@@ -259,7 +259,8 @@ def check_types(call: Call, operands: Sequence[Any]) -> None:
     for name, x in zip((*call.fixed, *call.names), operands, strict=True):
         if len(x.shape) > 4 or x.dtype.name not in TYPE_CODES:
             raise InvalidError(
-                f"{name} is {x.dtype.name}{list(x.shape)}; arrays have at most 4 dimensions and a type that libflash has"
+                f"{name} is {x.dtype.name}{list(x.shape)}; arrays have at most 4 dimensions and one of the types "
+                + ", ".join(TYPE_CODES)
             )
 
 

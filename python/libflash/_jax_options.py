@@ -100,11 +100,23 @@ def array(x: Any, name: str) -> Array:
     """An array of JAX or NumPy, traced or not."""
     if not isinstance(x, (jax.Array, np.ndarray)) and hasattr(x, "__jax_array__"):  # parameters of neural network libraries
         x = x.__jax_array__()
-    if isinstance(x, (jax.Array, np.ndarray)):
+    if isinstance(x, jax.Array):
         return x
+    if isinstance(x, np.ndarray):
+        return native(x, name)
     if isinstance(x, jax.ShapeDtypeStruct):
         raise TypeError(f"{name} is a jax.ShapeDtypeStruct, a shape without data: use jax.eval_shape")
     raise TypeError(f"{name} must be an array of JAX or NumPy, not {type(x).__module__}.{type(x).__qualname__}")
+
+
+def native(x: np.ndarray, name: str) -> np.ndarray:
+    """x, unless JAX would not see its values: a jitted function that is already compiled reads the bytes of another byte order in
+    the wrong order, and the values under a mask."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: its mask would be lost; pass {name}.filled(...)")
+    if not x.dtype.isnative:
+        raise InvalidError(f"{name} has dtype {x.dtype.str}, which is not in this machine's byte order")
+    return x
 
 
 def arrays_of(**given: Any) -> list[Array]:
@@ -112,8 +124,9 @@ def arrays_of(**given: Any) -> list[Array]:
 
 
 def lengths(x: Any, name: str) -> Array:
-    """Lengths and indices as int32: from arrays of int32 or int64, or lists. A traced int64 that does not fit becomes the largest
-    int32, which is also invalid as a length and is refused where lengths are checked."""
+    """Lengths, indices and positions as int32: from arrays of int32 or int64, or lists. An int64 in a JAX array that does not fit
+    becomes the nearest int32, because the value may be traced. As a length or an index it is still invalid, and is refused where
+    these are checked; as a position it is still after, or before, every key."""
     x = array_or_list(x, name)
     if x.dtype == np.int32:
         return x
@@ -222,6 +235,9 @@ def number_or_array(x: Any, name: str) -> Any:
     if isinstance(x, (bool, np.bool_)):
         integer(x, name)  # refuses it
     if not is_number(x):
+        if not hasattr(x, "dtype") and not hasattr(x, "__jax_array__"):
+            kinds = "an integer or a PRNG key of JAX" if name == "seed" else "an integer"
+            raise TypeError(f"{name} must be {kinds}, not {type(x).__name__}")
         return array(x, name)
     if not 0 <= x < 2**64:
         raise InvalidError(f"{name} is {x}; it must be from 0 to 2**64 - 1")

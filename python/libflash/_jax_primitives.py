@@ -42,6 +42,11 @@ NO_EXPORT = (
     "libflash.jax.{} cannot be exported in a program for {} devices, because JAX exports no rules for sharding: call it inside "
     "jax.shard_map, where each device computes its part, or export the program for one device"
 )
+NO_PLATFORM = "libflash.jax.{} cannot be exported for the platform {!r}: libflash has kernels for 'cpu' and 'cuda'"
+NO_SCRATCH = (
+    "gradients of libflash.jax.attention cannot be exported for 'cuda' where JAX has no GPU: they need scratch memory, which is "
+    "planned for a GPU while the program is traced"
+)
 PRIMITIVES = {
     operation: Primitive("libflash_" + name)
     for operation, name in {
@@ -91,14 +96,20 @@ lower_program = mlir.lower_fun(run, multiple_results=True)
 
 
 def lower(ctx: Any, *operands: Any, call: Call, program: Any) -> Any:
-    """Lower the program. jax.export cannot store the rules for sharded arrays, which JAX keeps in the process."""
+    """Lower the program. jax.export cannot store the rules for sharded arrays, which JAX keeps in the process. A program that was
+    traced without a GPU has no scratch memory for one, which gradients always need."""
     module = ctx.module_context
     if not getattr(getattr(module, "lowering_parameters", None), "for_export", False):
         return lower_program(ctx, *operands, call=call, program=program)
+    name = {DECODE: "decode", CACHE_WRITE: "cache_write"}.get(call.operation, "attention")
+    for platform in module.platforms:
+        if platform not in ("cpu", "cuda"):
+            raise UnsupportedError(NO_PLATFORM.format(name, platform))
+    if "cuda" in module.platforms and jax.default_backend() != "gpu" and call.operation in (BACKWARD, BACKWARD_TANGENT):
+        raise UnsupportedError(NO_SCRATCH)
     kept = len(module.keepalives)
     made = lower_program(ctx, *operands, call=call, program=program)
     if len(module.keepalives) > kept:
-        name = "decode" if call.operation == DECODE else "attention"
         raise UnsupportedError(NO_EXPORT.format(name, module.axis_context.num_devices))
     return made
 

@@ -15,7 +15,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ._jax_axes import operand_labels, result_labels, result_operands
-from ._jax_calls import DECODE, Call, Shape, run, shape_of
+from ._jax_calls import CACHE_WRITE, DECODE, Call, Shape, run, shape_of
 
 
 def partitioned(call: Call, whole: bool, *operands: Any) -> list[Any]:
@@ -34,8 +34,7 @@ def typed(call: Call, operands: Sequence[Any], results: Sequence[Any]) -> list[A
         return list(results)
     labels, outcome = operand_labels(call, operands), result_labels(call, operands)
     given = dict(zip((*call.fixed, *call.names), operands, strict=True))
-    q = call.fixed.index("q")
-    along = dict(zip(labels[q], spec_of(operands[q]), strict=True))
+    along = {} if call.operation == CACHE_WRITE else dict(zip(labels[call.fixed.index("q")], spec_of(given["q"]), strict=True))
     like = result_operands(call, operands)
 
     def one(x: Any, label: str, name: str | None) -> Any:

@@ -1,5 +1,6 @@
-"""Rules of jax.vmap: the new axis is folded into the batch. Calls that cannot be folded run one after another: packed arrays,
-pages, mapped sinks, and dropout, whose mask must not depend on other entries."""
+"""Rules of jax.vmap: the new axis is folded into the batch. Calls that cannot be folded run one after another: cache_write;
+packed arrays, pages, trees and shared keys, which number all batch entries; scales and rope parts of caches; mapped sinks and
+rotary tables, which have no batch axis; and dropout, whose mask must not depend on other entries."""
 
 from __future__ import annotations
 

@@ -7,12 +7,16 @@
 
 Wrong shapes and values raise libflash's own exceptions while JAX traces. Derivatives: reverse mode (grad, vjp, jacrev), forward
 mode (jvp, linearize, jacfwd) and second derivatives (hessian, grad of grad, jvp of grad, grad of jvp). A tangent of a tangent
-(jacfwd of jacfwd) and third derivatives raise UnsupportedError. vmap folds the new axis into the batch. On sharded arrays jit
-keeps shards of batch and heads in place; inside shard_map each device computes its part.
+(jacfwd of jacfwd) and third derivatives raise UnsupportedError. vmap folds the new axis into the batch; calls with packed arrays,
+pages or dropout and cache_write run one after another. On sharded arrays jit keeps shards of batch and heads in place; inside
+shard_map each device computes its part. Entries of vmap and devices of shard_map that have the same seed have the same dropout
+mask: map the seed too, or fold jax.lax.axis_index into the key.
 
 jax.export requires a statement that libflash keeps its custom calls compatible. Dimensions may be symbolic; then shapes are
-checked when the program runs. Where the program is loaded, import libflash.jax first. In a program for several devices call
-attention and decode inside shard_map: their rules for arrays that jit shards cannot be exported, and UnsupportedError says so.
+checked when the program runs. Where the program is loaded, import libflash.jax first. A program for CUDA that is exported where
+JAX has no GPU has no scratch memory: gradients are refused, and other calls raise an error when they run on a GPU if they need
+scratch memory (as with seqused_q, seqused_k or packed arrays). In a program for several devices call attention and decode inside
+shard_map: their rules for arrays that jit shards cannot be exported, and UnsupportedError says so.
 
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in libflash.jax.CUSTOM_CALLS]
     exported = jax.export.export(jax.jit(step), disabled_checks=checks)(q, k, v)

@@ -70,5 +70,5 @@ def test_a_graph_reads_it_at_each_replay(kernel: dict) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_host_memory_is_refused() -> None:
     x = [torch.zeros(1, 8, 1, 64, device="cuda") for _ in range(3)]
-    with pytest.raises(libflash.InvalidError, match="rng_state: must be on the device of the first tensor, cuda:0"):
+    with pytest.raises(libflash.InvalidError, match="seed: must be on the device of the first tensor, cuda:0"):
         libflash.attention(*x, dropout_p=P, seed=state().cpu())

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+READ_ONLY, COPIED = 1, 2  # bits of `flags`
 
 
 class Device(c.Structure):
@@ -63,6 +64,7 @@ class Array:
         *,
         legacy: bool = False,
         read_only: bool = False,
+        copied: bool = False,
         null_strides: bool = False,
         byte_offset: int = 0,
         lanes: int = 1,
@@ -74,7 +76,8 @@ class Array:
         same_capsule: bool = False,
     ) -> None:
         self.array, self.device = array, device
-        self.legacy, self.read_only, self.null_strides, self.byte_offset = legacy, read_only, null_strides, byte_offset
+        self.legacy, self.null_strides, self.byte_offset = legacy, null_strides, byte_offset
+        self.flags = READ_ONLY * read_only | COPIED * copied
         self.lanes, self.version, self.code, self.null_data = lanes, version, code, null_data
         self.no_deleter, self.same_capsule = no_deleter, same_capsule
         self.deleted, self.requests = 0, []
@@ -113,7 +116,7 @@ class Array:
             made: Any = Managed(self.view(), None, address)
             name = b"dltensor"
         else:
-            made = ManagedVersioned(*self.version, None, address, int(self.read_only), self.view())
+            made = ManagedVersioned(*self.version, None, address, self.flags, self.view())
             name = b"dltensor_versioned"
         self.alive += [deleter, made]
         return new_capsule(c.addressof(made), name, None)
@@ -179,7 +182,7 @@ def exchange_array(*, borrows: bool, read_only: bool = False, newer_table_first:
     def from_object(x: Array, out: Any) -> int:
         Exchanged.calls.append("own")
         deleter = DELETER(x.delete)
-        made = ManagedVersioned(1, 3, None, c.cast(deleter, c.c_void_p), int(read_only), x.view())
+        made = ManagedVersioned(1, 3, None, c.cast(deleter, c.c_void_p), READ_ONLY * read_only, x.view())
         x.alive += [deleter, made]
         out[0] = c.addressof(made)
         return 0
