@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 import libflash.torch  # noqa: E402
 from huggingface_checks import assert_near, check_generates, one_thread, result  # noqa: E402, F401
-from huggingface_models import BART, GROUPED, MODELS, PICTURE, TEXT, WIDTH, Tiny  # noqa: E402
+from huggingface_models import BART, EXPERTS, GROUPED, MIXED, MODELS, PICTURE, TEXT, WIDTH, Tiny  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -76,6 +76,24 @@ def test_layers_that_join_text_and_pictures(padding: str | None) -> None:
     shown = x["attention_mask"].bool()
     assert_near(got.text_features[shown], wanted.text_features[shown], 1e-5)
     assert_near(got.image_features, wanted.image_features, 1e-5)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DiffusionGemmaConfig"), reason="transformers has no DiffusionGemma")
+@pytest.mark.parametrize("window", [6, 64])
+def test_a_canvas_behind_a_window(window: int) -> None:
+    """DiffusionGemma's decoder passes the window, but its queries see all keys of the cache, which are those of the window."""
+    text = {**MIXED, **EXPERTS, "sliding_window": window, "num_experts": 4, "top_k_experts": 2, "global_head_dim": 8}
+    text |= {"num_global_key_value_heads": 2}
+    config = transformers.DiffusionGemmaConfig(text_config=text, vision_config=None, canvas_length=5)
+    torch.manual_seed(5)
+    model = transformers.DiffusionGemmaForBlockDiffusion(config).eval()
+    model.set_attn_implementation("eager")
+    ids = torch.arange(3, 27).view(2, 12)
+    x = {"input_ids": ids, "decoder_input_ids": ids[:, 2:7]}
+    with torch.no_grad():
+        wanted = model(**x).logits
+        with libflash.torch.enable(model):
+            assert_near(model(**x).logits, wanted, 1e-5)
 
 
 NLLB_MOE = Tiny("NllbMoeForConditionalGeneration", "seq2seq", {

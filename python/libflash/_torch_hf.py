@@ -57,6 +57,10 @@ EAGER_MASKED = {
 # "sdpa": row i no longer sees keys 0 to i.
 DROPPING_ROWS = {"gemma4_text", "gemma4_unified_text"}
 
+# Model types whose modules that are not causal pass the window of their cache, which holds no more keys than the window allows:
+# all queries see these keys and each other.
+WINDOWED_BY_CACHE = {"diffusion_gemma_text"}
+
 
 def forward(
     module: torch.nn.Module,
@@ -107,7 +111,7 @@ def forward(
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
             position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
         top_left = causal and key.shape[2] < query.shape[2]
-        if sliding_window is not None and key.shape[2] > sliding_window:
+        if sliding_window is not None and key.shape[2] > sliding_window and not windowed_by_cache(module, is_causal):
             raise UnsupportedError(
                 f"{type(module).__name__} passes sliding_window={sliding_window} for {key.shape[2]} keys and no attention_mask; "
                 "the mask must contain the window"
@@ -149,6 +153,10 @@ def causality(module: torch.nn.Module, is_causal: bool | None) -> bool:
             f"{type(module).__name__} passes no attention_mask and does not say whether it is causal; set its attribute is_causal"
         )
     return is_causal
+
+
+def windowed_by_cache(module: torch.nn.Module, is_causal: bool | None) -> bool:
+    return model_type(getattr(module, "config", None)) in WINDOWED_BY_CACHE and not causality(module, is_causal)
 
 
 def score_options(query: Tensor, attention_mask: Tensor | None, position_bias: Tensor | None) -> dict[str, Tensor]:
