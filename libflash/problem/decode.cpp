@@ -89,7 +89,8 @@ bool is_view_of_k(const flash_tensor_t* k, const flash_tensor_t* v, const flash_
     return have_same_rows(*k, *v) && v->shape[3] <= k->shape[3];
 }
 
-// Of a call: queries may have no addresses. Tensors without elements may have any.
+// Only for a call of decode: explain, the workspace query and the call for a schedule accept caches without addresses. Caches
+// without elements may have any address.
 void check_channels_of_view(const DecodeProblem& p, const flash_tensor_t& k, const flash_tensor_t& v) {
     const bool some = k.shape[0] > 0 && k.shape[1] > 0 && k.shape[2] > 0;
     if (some && p.head_dim_v > p.head_dim && have_same_rows(k, v))
@@ -253,7 +254,7 @@ void build_cache(DecodeProblem& p, const DecodeTensors& tensors) {
         invalid("shard_count", "times the capacity of the cache must be below 2^40", p.shard.count, " x ", p.cache.capacity);
 }
 
-// Of k_cache.
+// How many channels of k_cache have the same scale in a row.
 int64_t channels_of_scale(const DecodeProblem& p) { return p.cache.k.shape[3] / p.cache.k_scale.groups; }
 bool values_end_with_group(const DecodeProblem& p) {
     return p.cache.k_scale.groups == 1 || p.head_dim_v % channels_of_scale(p) == 0;
@@ -287,7 +288,8 @@ void check_scale_beside_append(const DecodeProblem& p, const TensorView& v_scale
                 "it has ", v_scale.ndim);
 }
 
-// `addresses`: whether those of the caches count. If not, caches of equal strides are one, unless only two can have these scales.
+// `addresses`: whether the caches have addresses. If not, caches with the same strides count as one, unless only two separate
+// caches can have these scales.
 void build_scales(DecodeProblem& p, const DecodeTensors& tensors, bool addresses) {
     const TensorView& k = p.cache.k;
     CacheScaleSizes sizes{p.batch, k.shape[0], k.shape[1], p.heads_k, k.shape[3]};
@@ -412,7 +414,7 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
     check_outputs(problem);
     build_cache(problem, tensors);
     build_appended(problem, tensors);
-    build_scales(problem, tensors, reader.is_call() && k_cache->data);  // queries and empty caches may have no addresses
+    build_scales(problem, tensors, reader.is_call() && k_cache->data);  // else they may have none
     if (problem.rotary_cos.present) {
         check_rotary_tables(problem.rotary_cos, problem.rotary_sin, problem.cache, problem.dtype, problem.device);
     }

@@ -58,8 +58,9 @@ inline int enqueue(void (*kernel)(BackwardParams), const LaunchShape& shape, con
 }
 
 // Calls launch(shape, params) for each launch of the dK/dV kernel until one fails; the launches of a key tile follow each other.
-// Returns the last CUDA error. taken_before: persistent thread blocks take the number of each work tile once, and each thread
-// block takes one number too many. Without a fixed order each takes its first number without the counter.
+// Returns the last CUDA error. part.taken_before is what the earlier launches have added to the counter of work tiles: each
+// persistent thread block takes one number more than it has work tiles. Without a fixed order its first number is not from the
+// counter.
 template <class Launch>
 int for_each_part(const BackwardPlan& plan, BackwardParams params, const Launch& launch) {
     const BackwardParts& parts = plan.parts;

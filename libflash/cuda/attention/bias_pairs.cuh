@@ -10,7 +10,7 @@ template <class Number>
 struct BiasPair {
     uint32_t pair;
 
-    // Exchanges them for two neighbouring rows of one key.
+    // The lanes of the warp exchange them (ptx/movmatrix.cuh). Then a lane has the numbers of two neighbouring rows for one key.
     __device__ __forceinline__ void transpose() { pair = transpose_matrix(pair); }
     __device__ __forceinline__ float low() const { return low_of(pair, Number()); }
     __device__ __forceinline__ float high() const { return high_of(pair, Number()); }

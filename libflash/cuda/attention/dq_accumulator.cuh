@@ -13,7 +13,8 @@
 
 namespace libflash::cuda {
 
-// Address within the columns [16 * kCount * part, 16 * kCount * (part + 1)) of a tile.
+// Address within the columns [16 * kCount * part, 16 * kCount * (part + 1)) of a tile. skip_columns() requires that kCount is a
+// power of two (kAligned); other parts count columns from the beginning of the tile.
 template <class Tile, int kCount>
 struct ColumnAddress {
     static constexpr bool kAligned = (kCount & (kCount - 1)) == 0;

@@ -21,8 +21,9 @@ __device__ __forceinline__ float warp_largest(float x) {
     return number_of(order);
 }
 
-// *target = max(*target, x), for x from number_of(). Positive numbers have the order of their bits as integers. Negative numbers
-// have the reverse order of their bits as unsigned integers, and are larger than positive numbers as unsigned integers.
+// *target = max(*target, x). A float x must come from number_of(), so that it is neither -0 nor another NaN; for a double the
+// function itself replaces these. Positive numbers have the order of their bits as integers. Negative numbers have the reverse
+// order of their bits as unsigned integers, and are larger than positive numbers as unsigned integers.
 __device__ __forceinline__ void raise_to(float* target, float x) {
     const int bits = __float_as_int(x);
     if (bits >= 0) {

@@ -24,8 +24,8 @@ constexpr int kInvariantUnit = 64;
 constexpr int kFirstSegment = 512, kSegmentGrowth = 16384, kLastSegment = 16384;
 constexpr int kSegmentsBefore = kSegmentGrowth / kFirstSegment, kSegmentsOfLength = 16;
 
-// The length of the segments from kSegmentGrowth on, and how often it doubles. Keys and lengths of later segments are those of
-// these ones times a power of two.
+// The length of the first kSegmentsOfLength segments from kSegmentGrowth on, and how often the length doubles. First keys and
+// lengths of the later segments are those of these segments times a power of two.
 constexpr int kLongerSegment = kSegmentGrowth / kSegmentsOfLength, kDoublings = 4;
 static_assert(kLongerSegment << kDoublings == kLastSegment, "it doubles until it is the last one");
 

@@ -2,7 +2,8 @@
 // row has the same bits in both. Keys are processed in units of kInvariantUnit at multiples of it, from the last unit of a
 // segment to the first, and segments (invariant_segments.h) from the last to the first.
 //
-// The rule for a row in a unit. s: the row's scores before scaling, which four lanes share as in an accumulator.
+// The rule for a row in a unit. s: the row's scores before scaling, which four lanes share as in an accumulator
+// (tile/accumulator.cuh).
 // - If the row has no kept maximum yet, the kept maximum becomes the largest s times the scale. Otherwise it is unchanged.
 // - p = exp2(fma(s, scale, -maximum)). Each lane adds up its p in the order of its elements, separately for even and odd
 // elements; then it adds these two sums, and adds the result to its sum of the segment.
@@ -35,7 +36,7 @@ struct InvariantSoftmax {
 
     float kept_maximum[2];  // in base-2 units; kNoScore: no score of the segment yet
     float sum[2];           // of this lane's elements
-    uint32_t flags;         // kNeedsMaximum: a row of this warp has no score yet; kUnsafe << r
+    uint32_t flags;         // kNeedsMaximum: a row of this warp has no score yet; kUnsafe << r: see is_unsafe(r)
     static constexpr uint32_t kNeedsMaximum = 1, kUnsafe = 2;
 
     __device__ __forceinline__ void clear() {

@@ -1,5 +1,5 @@
-// The key tiles of a query tile, from the last to the first, with block masks, and which of them are edge tiles. One thread
-// fills the struct in shared memory and all read it there, a few words per tile: registers are needed for accumulators.
+// The key tiles of a query tile, from the last to the first, with block masks, and which of them are edge tiles. In kernels that
+// need the registers for accumulators, one thread fills the struct in shared memory, and all read it there, a few words per tile.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"

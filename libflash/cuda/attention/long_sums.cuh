@@ -11,8 +11,9 @@
 namespace libflash::cuda {
 
 // kThreads: threads of the thread block that have accumulators. A thread has kSlabs slabs of two rows r with kBlocks accumulator
-// blocks of four elements each, of which elements 2 * r and 2 * r + 1 belong to row r. `thread`: the number of this thread.
-// kBlockByBlock: the compiler may not load further blocks before the current ones are finished, which takes registers.
+// blocks of four elements each (tile/accumulator.cuh): elements 2 * r and 2 * r + 1 of a block belong to row r. `thread`: the
+// number of this thread. kBlockByBlock: the compiler may not load further blocks before the current ones are finished, which
+// takes registers.
 template <int kThreads, int kSlabs, int kBlocks, bool kBlockByBlock = false>
 struct LongSums {
     static constexpr int kVectors = kBlocks + 2;          // of a slab

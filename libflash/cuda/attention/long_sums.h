@@ -1,7 +1,7 @@
 // Long sums: the accumulators of the tensor cores truncate, so the error of a sum grows with the number of its terms, and after
 // some ten thousand keys it reaches the last place of `half`. Row sums, and the sums of float32 kernels, are rounded to nearest;
-// but equal terms are rounded in the same direction, so these errors have the same size. Therefore kernels add their accumulators
-// of P V and their row sums to float32 sums in the workspace after every kKeysPerSum keys, and continue with zeros
+// but equal terms are rounded in the same direction, so the errors of these sums are as large. Therefore kernels add their
+// accumulators of P V and their row sums to float32 sums in the workspace after every kKeysPerSum keys, and continue with zeros
 // (long_sums.cuh; sm90 only if there are more than most_keys_of_accumulators()). This header contains what plan and kernel must
 // agree on. No CUDA header.
 #pragma once

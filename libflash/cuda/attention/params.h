@@ -63,7 +63,7 @@ struct DropoutParams {
     bool active;
 };
 
-// The rare options, which only the general instance of a kernel supports.
+// The rare options, which the plain instances of kernels do not support.
 struct RareParams {
     float softcap;  // 0: off
     HeadParams alibi_slopes;
@@ -85,14 +85,14 @@ struct Divisor {
 // ScheduleParams::paired.
 struct StaticScheduleParams {
     int32_t most_tiles;   // of a thread block
-    int32_t units;        // tiles, or pairs of tiles, that thread blocks take in rounds, the last of which may be incomplete
-    int32_t pair_rounds;  // these rounds, of pairs
+    int32_t units;        // tiles, or pairs of tiles, that thread blocks take in rounds; the last round may be incomplete
+    int32_t pair_rounds;  // the number of these rounds
     int32_t tiles_of_head;
     // The tail: the tiles of the heads from tail_head on, which are not paired.
     int32_t tail_head, tail_heads;
     int32_t tail_tiles;  // of all these heads
-    int32_t tail_begin;  // of them, tiles that thread blocks without a pair take in the last round of pairs
-    int32_t tail_round;  // tiles of each later round
+    int32_t tail_begin;  // how many of these thread blocks without a pair take in the last round of pairs
+    int32_t tail_round;  // how many are in each later round
     Divisor tail_group;  // heads whose tiles are in one order, the longest first
     Divisor tail_group_tiles;
 };
@@ -214,7 +214,7 @@ struct SplitTilesParams {
 };
 
 struct BackwardParams {
-    // What the first and the last step read comes first, in few cache lines: short calls wait a quarter of these steps for them.
+    // What the first and the last step read comes first, so that it is in few cache lines: short calls wait for these.
     LengthsParams q_lengths;
     int32_t batch, heads_q, head_dim, head_dim_v;
     RowsParams out, dout, dq;

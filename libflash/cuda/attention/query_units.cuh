@@ -1,8 +1,8 @@
 // The units of the workspace that the query rows of a sequence have: kUnitRows rows each, with softmax statistics and a part of
 // the dQ accumulator. Each head has params.units units. Packed sequences have units of their own in the order of the sequences,
-// without gaps, so a unit has the number of the work tile of the schedule by units. The first kernel writes the number of the
-// first unit of each sequence to the workspace. A rule by the start row alone would not do: where prefix sums descend, a later
-// sequence can have earlier rows, and two sequences must not share a unit.
+// without gaps. So the number of a unit in its head is the number of its work tile among those of the head in the schedule by
+// units. The first kernel writes the number of the first unit of each sequence to the workspace. A rule by the start row alone
+// would not do: where prefix sums descend, a later sequence can have earlier rows, and two sequences must not share a unit.
 //
 // Bounds. n > 0 rows have (n - 1) / T + 1 tiles of T rows, rounded down. So sequences with all rows of a tensor together have at
 // most rows / T + batch tiles, rounded down. units_of() and schedule_params() use this bound on the host. Only the device knows

@@ -26,8 +26,8 @@ struct RaggedSequence {
 };
 
 // A row, counted over all sequences: its sequence (negative if it belongs to none) and its number in the sequence. Bisection
-// finds the sequence if the prefix sums ascend. If it finds none and the row is no padding, they do not ascend, and all sequences
-// are tried.
+// finds the sequence if the prefix sums ascend. If it finds none although the row is no padding, the prefix sums do not ascend,
+// and all sequences are tried.
 struct RaggedRow {
     int32_t batch, row;
 

@@ -1,6 +1,4 @@
-// The bias of the scores of a lane in the layout of wgmma and mma.sync, where a lane has scores of two rows of a tile and of two
-// neighbouring keys of each 8: element 4 n + 2 r + e is of row r, 8 r after the lane's first row, and of key
-// 8 n + 2 (lane % 4) + e.
+// The bias of the scores of a lane, in the layout of tile/accumulator.cuh: columns are keys.
 #pragma once
 
 #include "cuda/attention/bias_pairs.cuh"

@@ -1,5 +1,5 @@
-// The boolean mask of the scores of a lane in the layout of wgmma and mma.sync, where a lane has scores of two rows of a tile and
-// of two neighbouring keys of each 8. The four lanes that share the rows load a quarter of the keys each, and exchange bits.
+// The boolean mask of the scores of a lane, in the layout of tile/accumulator.cuh: columns are keys. The four lanes that share
+// the rows load a quarter of the keys each, and exchange bits.
 #pragma once
 
 #include "cuda/attention/mask_bytes.cuh"
@@ -39,7 +39,7 @@ struct RowMaskBits {
             words[0] = of_lane(hidden_keys(pieces[0][0]) | hidden_keys(pieces[1][0]) << 4, lane);
         }
     }
-    // Of element 4 n + 2 r + e of the scores: row r, key 8 n + 2 (lane % 4) + e.
+    // Whether the mask hides an element of the scores. of_lane() has the order of the bits.
     __device__ __forceinline__ bool hides(int element) const {
         const int n = element / 4, r = element / 2 % 2, e = element % 2, loader = n / 2 % 4, piece = kWordOfRow ? n / 8 : r;
         return words[kWordOfRow ? r : 0] >> (e * 8 + piece * 4 + n % 2 * 2 + loader % 2 + loader / 2 * 16) & 1;
@@ -51,7 +51,9 @@ struct RowMaskBits {
     }
 
 private:
-    // Of the keys that each of the four lanes has loaded, those of this lane: 2 (lane % 4) and the next one of each 8.
+    // From the bits of the keys that each of the four lanes has loaded, the bits of this lane's keys. Lane i of the four has
+    // loaded 16 keys of a piece (see hides()). Of the first 8 (h = 0) and of the last 8 of these (h = 1) this lane has key 2
+    // (lane % 4) (e = 0) and the next one (e = 1): bit 8 e + 4 piece + 2 h + i % 2 + 16 (i / 2).
     __device__ __forceinline__ static uint32_t of_lane(uint32_t loaded, int lane) {
         uint32_t own = 0;
 #pragma unroll

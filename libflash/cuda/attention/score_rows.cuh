@@ -25,7 +25,7 @@ struct ScoreRows {
 
     // The functions below call rule(i, number) for the elements i of a lane whose row and key exist.
     //
-    // In the layout of wgmma and mma.sync: element 4 n + 2 r + e is of row `row` + 8 r and of key 8 n + 2 (lane % 4) + e.
+    // In the layout of tile/accumulator.cuh: columns are keys. `row`: the lane's first row.
     template <int kKeys, class Rule>
     __device__ __forceinline__ void for_elements(int row, int lane, const Rule& rule) const {
         const int key = (lane & 3) * 2;
@@ -42,7 +42,7 @@ struct ScoreRows {
             }
         }
     }
-    // Transposed: element 4 n + 2 k + e is of row `row` + 8 n + 2 (lane % 4) + e and of key 8 k + lane / 4.
+    // The same for transposed scores. `row`: the first query row of the scores, not of the lane.
     template <int kRows, class Rule>
     __device__ __forceinline__ void for_transposed_elements(int row, int lane, const Rule& rule) const {
         // One pointer at a time, because there are few registers.

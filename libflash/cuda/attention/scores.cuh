@@ -61,12 +61,13 @@ struct ScoreRules {
     }
 };
 
-// The Hopper kernels. Whether they multiply the dot products by softmax_scale before other options; otherwise softmax does.
+// Whether the kernels of sm90 multiply the dot products by softmax_scale before they apply other options. If not, their softmax
+// multiplies by it.
 __device__ __forceinline__ bool are_in_natural_units(const RareParams& rare, float scale_log2) {
     return rare.softcap > 0.0f || rare.alibi_slopes.data || rare.bias.data || !(scale_log2 > 0.0f);
 }
-// Whether one fma scales a score and adds the bias: without softcap and ALiBi, which are between. With more than 128 channels
-// there are too few registers. Forward and backward round alike, so that backward's scores are those of the LSE.
+// Whether one fma scales a score and adds the bias: without softcap and ALiBi, which come between the two steps. With more than
+// 128 channels there are too few registers. Forward and backward round alike, so that backward's scores are those of the LSE.
 template <int kHeadDim>
 __device__ __forceinline__ bool scales_with_bias(const RareParams& rare) {
     return kHeadDim <= 128 && rare.bias.data && !(rare.softcap > 0.0f) && !rare.alibi_slopes.data;

@@ -10,7 +10,8 @@
 
 namespace libflash::cuda {
 
-constexpr float kDecodeSlack = 8.0f;  // `half` can represent 2^8 and, as its smallest number, 2^-24
+// How far a score may exceed the kept maximum, in base-2 units. P is then at most 2^8; the smallest number of `half` is 2^-24.
+constexpr float kDecodeSlack = 8.0f;
 
 // Sequences [begin, end) with the same first keys. A single sequence shares nothing.
 struct SharedGroup {
@@ -94,8 +95,9 @@ struct PrefixRow {
     }
 };
 
-// A bit for each lane of rows 0 to 7 of a slab, then of rows 8 to 15: whether its scores can raise the kept maximum of `row`.
-// These are the lanes of all rows of its sequence or, with invariant rows, of the row itself.
+// Which lanes have scores that can raise the kept maximum of `row`: bit n for lane n and its row among rows 0 to 7 of the slab,
+// bit 32 + n for lane n and its row among rows 8 to 15. These are the bits of all rows of the sequence of `row` or, with
+// invariant rows, of `row` itself.
 __device__ __forceinline__ uint64_t voters_of_row(const DecodeParams& p, int row) {
     const int of_vote = p.invariant ? 1 : p.seqlen_q * p.group_size;
     const uint64_t all = of_vote == kDecodeSlab ? ~uint64_t{0} : (uint64_t{1} << 4 * of_vote) - 1;
@@ -108,7 +110,7 @@ __device__ __forceinline__ float* prefix_sums_of(const DecodeParams& p, int64_t 
     return p.shared.sums + ((row * p.splits + split) * classes + of_class) * (kHeadDim + kPrefixStatistics);
 }
 
-// Stores a lane's part of a row's sums. pair_of(n): the sums of the lane's two channels of channels 8 n to 8 n + 7.
+// Stores a lane's part of a row's sums. pair_of(n): the sums of the two channels that the lane has of channels 8 n to 8 n + 7.
 template <int kHeadDim, class PairOf>
 __device__ __forceinline__ void store_prefix_sums(float* to, int lane, float kept_maximum, float row_sum, const PairOf& pair_of) {
 #pragma unroll

@@ -8,7 +8,7 @@ namespace libflash::cuda {
 struct ForwardTangentParams {
     RowsParams q, k, v, out, tq, tk, tv, tout;
     RowStatisticsParams lse, tlse;
-    // With tdelta = tdout . out + dout . tout - tdlse; then also delta = dout . out - dlse.
+    // If tdelta is wanted: tdelta = tdout . out + dout . tout - tdlse, and perhaps also delta = dout . out - dlse.
     RowsParams dout, tdout;
     RowStatisticsParams dlse, tdlse, delta, tdelta;
     LengthsParams q_lengths, k_lengths;

@@ -1,5 +1,5 @@
-// The bias of transposed scores. In the layout of wgmma a lane has scores of two neighbouring queries and of one key, which are
-// in two rows of the bias. Here each lane loads two neighbouring keys of one row, and the lanes exchange them.
+// The bias of transposed scores (tile/accumulator.cuh). Two neighbouring elements of a lane belong to two queries and one key,
+// which are in two rows of the bias. Here each lane loads two neighbouring keys of one row, and the lanes exchange them.
 #pragma once
 
 #include "cuda/attention/bias_pairs.cuh"
@@ -7,8 +7,9 @@
 
 namespace libflash::cuda {
 
-// The bias of kQueries query rows from a row on and of the warp's 16 keys, in pairs: element 4 n + 2 k + e of a lane belongs to
-// query 8 n + 2 (lane % 4) + e and to key 8 k + lane / 4. Rows that do not exist have 0. load() needs loads(): all 16 keys exist.
+// The bias of kQueries query rows from a row on and of the warp's 16 keys, in pairs. When the lanes have exchanged them,
+// pairs[n][k] belongs to elements 4 n + 2 k and 4 n + 2 k + 1 of the lane's scores. Rows that do not exist have 0. load() needs
+// loads(): all 16 keys exist.
 template <int kQueries, class Number>
 struct TransposedBias {
     using Pair = BiasPair<Number>;

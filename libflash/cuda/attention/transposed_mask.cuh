@@ -1,6 +1,6 @@
-// The boolean mask of transposed scores as bits. In the layout of wgmma a lane has scores of 16 query rows of a tile and of two
-// keys, so it would need one load for each byte of the mask. Here each lane loads 16 bytes, the warp's keys in one row, reduces
-// them to bits, and the lanes exchange the bits.
+// The boolean mask of transposed scores (tile/accumulator.cuh) as bits. A lane has scores of a quarter of the query rows and of
+// two keys, so it would need one load for each byte of the mask. Here each lane loads 16 bytes, the warp's keys in one row,
+// reduces them to bits, and the lanes exchange the bits.
 #pragma once
 
 #include "cuda/attention/mask_bytes.cuh"
@@ -50,8 +50,7 @@ struct TransposedMask {
             }
         }
     }
-    // Bit i is set if the mask hides element i of a lane: query row row + 8 * (i / 4) + 2 * (lane % 4) + i % 2, key lane / 4 +
-    // 8 * (i / 2 % 2) of the warp's.
+    // Bit i is set if the mask hides element i of the lane's scores.
     __device__ __forceinline__ uint32_t hidden(int lane) const {
         uint32_t keys = 0;
 #pragma unroll

@@ -107,8 +107,8 @@ inline int64_t launch_time(const KeyTileTimes& times, int64_t splits, int64_t bl
 }
 
 // Key tiles that take different times, the longest first, are all split if one takes longer than its part of the whole.
-// dq_contention: additions to dQ limit the kernel. Then a little longer time by this reckoning is shorter in fact, because the
-// splits of a key tile add to different rows of dQ.
+// dq_contention: additions to dQ limit the kernel. Then splits are also chosen if this model gives a little longer time: the
+// splits of a key tile add to different rows of dQ, which the model does not consider.
 inline BackwardSplits split_all(const KeyTileTimes& times, int64_t blocks, int64_t most, bool dq_contention) {
     constexpr int64_t kSplitsAgainstContention = 4;
     most = std::min(most, kMostSplitsOfBlock * blocks / times.tiles);
@@ -128,9 +128,9 @@ inline BackwardSplits split_all(const KeyTileTimes& times, int64_t blocks, int64
 
 // Whether two splits of each key tile are worth their workspace because fewer key heads are then computed at a time
 // (balance_key_tiles()): many query heads share a key head, and those of all key heads at a time read and add to far more than
-// the L2 cache holds. Under a causal mask the key tiles of a key head take different times for a query head, so soon each of them
-// has another query head. The sums of the splits may have half of the bytes of the dQ accumulator. Of packed sequences the host
-// does not know the lengths.
+// the L2 cache holds. Under a causal mask the key tiles of a key head take different times for a query head, so the thread blocks
+// that compute them are soon at different query heads. The sums of the splits may have half of the bytes of the dQ accumulator.
+// Of packed sequences the host does not know the lengths.
 inline bool splits_for_cache(const AttentionProblem& problem, const BackwardPlan& plan, const KeyTileTimes& times,
                              int64_t blocks) {
     constexpr int64_t kManyHeads = 8;

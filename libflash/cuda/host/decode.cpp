@@ -168,8 +168,8 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     return params;
 }
 
-// The parameters of the prefill kernel. It reads the rotated queries and the cache rows that the append kernel has written.
-// Without what is in the workspace.
+// The parameters of the prefill kernel. It reads the rotated queries and the cache rows that the append kernel has written. The
+// pointers into the workspace are not set.
 PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& decode, const PrefillPlan& plan) {
     PrefillParams params{};
     fill_in_sizes(params, problem);

@@ -6,7 +6,7 @@ namespace libflash::cuda {
 
 namespace {
 
-// The name of the first such option of the problem, or nullptr. `delta_too`: delta is one of them.
+// The name of the first option of shard_options.h that the problem has, or nullptr. `delta_too`: delta is one of these options.
 const char* shard_option(const AttentionProblem& p, bool delta_too) {
     if (p.has_positions) return "positions (FLASH_FLAG_POSITIONS)";
     if (p.continues) return "resume (FLASH_FLAG_CONTINUE)";

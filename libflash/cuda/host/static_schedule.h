@@ -100,7 +100,7 @@ private:
     }
 
     const QueryTileTimes* times_;
-    int64_t tiles_, alike_;  // alike: complete rounds of heads, two by two
+    int64_t tiles_, alike_;  // alike_: how many times two complete rounds of heads follow each other
     int64_t rest_;           // pairs of the last round, if it is incomplete
     int64_t of_pair_, over_mean_ = 0;
 };
@@ -114,13 +114,14 @@ struct StaticLaunch {
     int64_t blocks, time;
 };
 
-// Completes a schedule whose groups have one head: without pairs for `blocks` thread blocks, under a causal mask as chosen.
+// Completes a schedule without pairs, for `blocks` thread blocks.
 inline StaticLaunch set_static_rounds(ScheduleParams& schedule, const QueryTileTimes& times, int64_t blocks) {
     const int64_t rounds = ceil_div(blocks_of(schedule), blocks);
     schedule.fixed.most_tiles = static_cast<int32_t>(rounds);
     schedule.fixed.units = static_cast<int32_t>(blocks_of(schedule));
     return {blocks, rounds * times.of(times.tiles() - 1)};
 }
+// Completes a schedule of pairs, whose groups have one head, as chosen.
 inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const StaticScheduleChoice& choice) {
     const auto count = [](int64_t n) { return static_cast<int32_t>(n); };
     StaticScheduleParams& fixed = schedule.fixed;
@@ -135,8 +136,8 @@ inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const StaticSc
     return {choice.blocks, choice.time};
 }
 
-// What it costs that the tiles of a head run at different times, with so many bytes of keys and values in use meanwhile: beyond
-// the L2 cache these are read again. Measured: 6 % at 60 MB, 20 to 30 % at 130 MB.
+// By how much a launch takes longer because the tiles of a head run at different times, so that `bytes` bytes of keys and values
+// are in use at once: what exceeds the L2 cache is read again. TUNING.md has the measurements.
 inline double cache_factor(double bytes) { return 1.0 + 0.1 * std::max(0.0, bytes / (1.5 * kL2Bytes) - 1.0); }
 
 // The best choice for at most `most_blocks` thread blocks under a causal mask without a window. `head_bytes`: keys and values of
@@ -178,7 +179,7 @@ inline StaticScheduleChoice best_schedule_in_window(int64_t heads, const QueryTi
     return alone.time < pairs.time ? alone : pairs;
 }
 
-// The same with the best choice for at most `most_blocks` thread blocks.
+// Completes a schedule for at most `most_blocks` thread blocks; a schedule of pairs with the best choice.
 inline StaticLaunch set_static_schedule(ScheduleParams& schedule, const AttentionProblem& problem, const QueryTileTimes& times,
                                         int64_t most_blocks) {
     const int64_t units = blocks_of(schedule), heads = schedule.heads;

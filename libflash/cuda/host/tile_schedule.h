@@ -34,11 +34,11 @@ inline int64_t group_of_heads(int64_t all, double head_bytes) {
 
 // Heads per group where the tiles of a head become shorter and shorter, as under a causal mask, and each of `blocks` thread
 // blocks that run at the same time takes the next tile when it has finished one. 0: any group is balanced. Two cases:
-// - The tiles of a group fill the thread blocks once. Whoever has a short tile takes a long one of the next group, so the work of
-//   every two groups is divided equally. Few heads at a time are best for the L2 cache.
+// - The tiles of a group fill the thread blocks once. A thread block that has had a short tile takes a long one of the next
+//   group, so the work of every two groups is divided equally. Few heads at a time are best for the L2 cache.
 // - Otherwise a group has two tiles or more for each thread block, or all heads.
 inline int64_t group_for_balance(int64_t all, int64_t tiles, int64_t blocks) {
-    constexpr int64_t kManyGroups = 9;  // then it does not matter that the last group has no other one
+    constexpr int64_t kManyGroups = 9;  // then it does not matter that no group follows the last one
     if (all == 0 || tiles == 0) return 0;
     if (tiles >= blocks) return all * tiles < 6 * blocks ? all : 0;
     const int64_t wave = blocks / tiles, groups = all / wave;

@@ -2,9 +2,10 @@
 // two warpgroups. Both have all keys of the tile and divide the products:
 //   values   S^T = K Q^T, P, dV += P^T dO (backward_values.cuh)
 //   keys     dP^T = V dO^T, dS, dK += dS^T Q (backward_keys.cuh)
-// P is passed through a stage of dS: each warp of `keys` overwrites the P that one warp of `values` stored there with dS, for the
-// dQ warpgroup. So `values` computes P of a tile while `keys` adds the previous tile to dK. With rare options `values` applies
-// them, and passes P times the slope of the softcap (backward_divided_options.cuh).
+// P is passed through a stage of dS: a warp of `values` stores P of its 16 keys there; the warp of `keys` that has the same keys
+// reads this P and overwrites it with dS, which the dQ warpgroup reads. So `values` computes P of a tile while `keys` adds the
+// previous tile to dK. With rare options `values` applies them, and passes P times the slope of the softcap
+// (backward_divided_options.cuh).
 #pragma once
 
 #include "cuda/sm90/backward_keys.cuh"

@@ -1,6 +1,7 @@
-// The dQ warpgroup of the sm_90a backward kernel computes dS K and adds it to the dQ accumulator by bulk additions. Its warps
-// wait neither for the additions nor for each other. There is no barrier between the consumer warpgroups: only the number of
-// stages of dS limits how far one can be ahead of the other.
+// The dQ warpgroup of the sm_90a backward kernel computes dS K and adds it to the dQ accumulator by bulk additions. A warp does
+// not wait until its additions are complete, but only until the buffer that it overwrites has been read. (With a fixed order two
+// threads of the producer warpgroup add and release the buffers: backward_fixed_order.cuh.) There is no barrier between the
+// consumer warpgroups: only the number of stages of dS limits how far one can be ahead of the other.
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"

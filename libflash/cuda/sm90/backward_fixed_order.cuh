@@ -1,7 +1,7 @@
 // Additions to the dQ accumulator in a fixed order (deterministic=True): key tiles add to a query tile one after another, in the
 // order of their work tiles. So a work tile waits only for work tiles that were taken before it; README.md of this folder proves
 // that there is no deadlock. The dQ warpgroup writes its sums to shared memory; two threads of the producer warpgroup add them,
-// each to every second query tile that the work tile visits. The counter of a query tile (backward_dq_counters.cuh) determines
+// each to every second query tile that the thread block visits. The counter of a query tile (backward_dq_counters.cuh) determines
 // which key tile adds next.
 #pragma once
 
@@ -39,7 +39,8 @@ struct BackwardFixedOrder {
     const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
 
-    // Adds to the query tiles whose number, counted over all work tiles, is odd (`odd` = 1) or even (0).
+    // Adds to the query tiles whose number, counted over all work tiles, is odd (`odd` = 1) or even (0). This is also the number
+    // of their stage of dS, by which the dQ warpgroup chooses among the full barriers.
     __device__ __forceinline__ void run(int odd) const {
         int number = 0;
 #pragma unroll 1

@@ -60,9 +60,9 @@ struct BackwardHalvesConsumer {
     }
 
 private:
-    // dP has registers for half of the queries. dK of a tile and S of the next tile are issued together and overlap the
-    // exponentials. The loop exits in the middle of its body, so that no wgmma is in flight at the back edge: the compiler would
-    // serialise the products otherwise.
+    // There are registers for dP of only half of the queries. dK of a tile and S of the next tile are issued together and overlap
+    // the exponentials. The loop exits in the middle of its body, so that no wgmma is in flight at the back edge: the compiler
+    // would serialise the products otherwise.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores p;  // S, then P
         c.queries.wait_full();

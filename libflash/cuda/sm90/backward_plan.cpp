@@ -28,7 +28,7 @@ void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem&
 }
 
 // Several thread blocks share a unit in the first and in the last step if there is at most one unit for each multiprocessor. With
-// more units that was slower.
+// more units this would be slower.
 void divide_units(BackwardPlan& plan, int64_t multiprocessors) {
     if (plan.statistics.blocks > multiprocessors) return;
     plan.divides_units = true;

@@ -9,7 +9,7 @@ namespace libflash::cuda::sm90 {
 // What a call reads or generates for each score. A template parameter, because registers and branches for an absent input would
 // slow down the rest.
 enum class ScoreInputs {
-    none,     // without kOwnDropout perhaps dropout
+    none,     // no mask and no bias; without kOwnDropout perhaps dropout
     dropout,  // with kOwnDropout
     mask,     // and perhaps dropout
     bias,     // and perhaps a mask or dropout

@@ -1,6 +1,5 @@
-// The scores of a tile in a consumer thread of the sm_90a backward kernel, transposed and in the layout of wgmma: a warp has 16
-// keys and all queries of the tile. In lane 4 g + t, element i belongs to key g + 8 * (i / 2 % 2) of the warp's keys and to query
-// 8 * (i / 4) + 2 t + i % 2 of the tile.
+// The scores of a tile in a consumer thread of the sm_90a backward kernel. They are transposed (tile/accumulator.cuh): a warp has
+// 16 keys and all queries of the tile.
 #pragma once
 
 #include "cuda/attention/scores.cuh"

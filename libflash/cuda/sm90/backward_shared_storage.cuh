@@ -77,9 +77,11 @@ struct BackwardSharedStorage {
         k.init(Traits::kWarpsThatReadK);
         v.init(Traits::kWarpsThatReadV);
         queries.init(Traits::kConsumerWarps * kArrivalsOfWarp);
+        // A stage of dS is released by the four warps of the dQ warpgroup, and filled by warps that have 16 keys each.
         gradients.init(4, Traits::kBlockN / 16);
         if constexpr (Traits::kDividesProducts)
             for (int i = 0; i < Traits::kScoreStages; ++i) probabilities(i).init(4);
+        // A buffer is filled by the four warps of the dQ warpgroup, and released by the thread that adds its sums.
         for (int buffer = 0; buffer < (Traits::kFixedOrder ? Traits::kSumBuffers : 0); ++buffer) {
             sum_is_full(0, buffer).init(4);
             sum_is_full(1, buffer).init(4);

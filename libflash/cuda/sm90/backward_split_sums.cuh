@@ -67,7 +67,7 @@ private:
     // Whether all other splits of the key tile have written the sums of this warp's rows.
     __device__ __forceinline__ bool is_last(int key_tile) const {
         int* const counter = tiles.counters + (key_tile * 2 + gradient) * kWarps + thread / 32;
-        __syncwarp();
+        __syncwarp();  // lane 0 releases what all lanes have written
         int before = 0;
         if (thread % 32 == 0) before = add_to_count(counter);
         before = __shfl_sync(0xffffffffu, before, 0);

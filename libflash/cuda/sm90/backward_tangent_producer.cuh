@@ -73,7 +73,8 @@ private:
     }
     __device__ __forceinline__ void load_wide_columns(State& p, const WorkTile& work) const {
         if constexpr (Traits::kDifferences && Traits::kSecondStages == 1) {
-            // A consumer releases the second tensor only after it has received the first.
+            // A consumer releases the second tensor of a tile only after it has received the first tensor of the same tile. So
+            // that first tensor must be loaded before the second tensor of the next tile.
 #pragma unroll 1
             for (auto at = work.first(); at.left > 0; work.advance(at)) {
                 p.second.stage = p.columns.stage, p.second.phase = p.columns.phase;

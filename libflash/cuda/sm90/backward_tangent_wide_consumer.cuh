@@ -1,5 +1,6 @@
-// The consumer warpgroups of the sm_90a backward_tangent kernels for more than 128 channels. Each warpgroup computes all steps of
-// one tile of columns, while the other warpgroup computes another tile:
+// The consumer warpgroups of the sm_90a backward_tangent kernels for more than 128 channels. A warpgroup computes all steps of a
+// tile of columns. For tdq and tdk both warpgroups have the same rows, and each computes every second tile; for tdv each has rows
+// of its own and computes all tiles:
 //
 //   S = first first'       tS = tfirst first' + first tfirst'        tdQ or tdK += tdS first + dS tfirst
 //   dP = second second'    tdP = tsecond second' + second tsecond'   tdV += tP dO + P tdO

@@ -38,8 +38,8 @@ struct BackwardTangentWideTraits {
     static constexpr int kStatisticsBytes = kKeys ? kBlockN * static_cast<int>(sizeof(TangentStatistics)) : 0;
     static constexpr int kStageBytes = ColTile::kBytes + SecondColTile::kBytes, kStages = 2;
     static_assert(config.stages == kStages, "one for each of two warpgroups");
-    // With all tangents there is memory for only one tile of the second tensor. It still has barriers for two stages, because a
-    // warpgroup that visits every second tile must wait for every phase of a barrier.
+    // With a tangent of dout there is memory for only one tile of the second tensor. It still has barriers for two stages,
+    // because a warpgroup that visits every second tile must wait for every phase of a barrier.
     static constexpr int kSecondStages = kMovingDout ? 1 : kStages;
     static constexpr int kTileBytes =
         kRowBytes + kStages * (ColTile::kBytes + kStatisticsBytes) + kSecondStages * SecondColTile::kBytes;

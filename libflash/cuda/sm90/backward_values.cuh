@@ -49,9 +49,9 @@ private:
     __device__ __forceinline__ float keep_factor() const {
         return Traits::kRareOptions ? context.params.rare.dropout.keep_factor : 1.0f;
     }
-    // dV of a tile and S of the next tile are issued together. The loop body begins after both are complete: no product is in
-    // flight at the back edge, because the compiler would serialise the products. dV is issued first because Q of the next tile
-    // may not have arrived.
+    // dV of a tile and S of the next tile are issued together. The loop body begins after both are complete, so that no product
+    // is in flight at the back edge: otherwise the compiler would serialise the products. dV is issued first because Q of the
+    // next tile may not have arrived.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores x;     // S, P
         Fragments p;  // P, rounded

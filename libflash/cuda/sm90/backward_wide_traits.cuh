@@ -44,7 +44,8 @@ struct BackwardWideTraits {
     // The chunks of the streamed tensor are a pipeline. Differences need shared memory for a second tensor of the rows.
     static constexpr int kRowTensors = kDifferences ? 2 : 1, kStreamStages = kDifferences ? 3 : kChunks;
     // dv: while a warpgroup writes the weights of a tile, it may still read the weights of the previous tile, and the other
-    // warpgroup those of the tile before. dk and dq: the weights of the previous tile have been read by then.
+    // warpgroup those of the tile before. dk and dq: a warp overwrites the 16 rows of weights of the previous tile, which its own
+    // products have read by then. This relies on the tensor cores: a warp's products read only the warp's rows of the weights.
     static constexpr int kWeightBuffers = kDifferences ? 1 : 3;
     static constexpr int kTileBytes =
         (kRowTensors + 1) * Tile::kBytes + kStreamStages * Tile::kChunkBytes + kWeightBuffers * WeightTile::kBytes;

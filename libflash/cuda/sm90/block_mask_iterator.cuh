@@ -52,8 +52,8 @@ struct BlockMaskIterator {
             if (tile / kWindow != window) load();
             const uint32_t not_visited = visible & kAll >> (kWindow - 1 - tile % kWindow);
             tile =
-                // If the window has no visible tile left, __clz is 32 and this is the last tile before the window; ++tile below
-                // undoes --tile.
+                // If the window has no visible tile left, __clz is 32, and this is the last tile before the window. ++tile below
+                // makes up for the next --tile.
                 window * kWindow + 31 - __clz(static_cast<int>(not_visited));
             if (not_visited != 0) return tile >= range.begin ? tile : -1;
             ++tile;

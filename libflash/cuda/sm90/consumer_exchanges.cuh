@@ -7,8 +7,8 @@
 
 namespace libflash::cuda::sm90 {
 
-// Named barriers: for all consumers; for "P of a warpgroup is ready" (one per warpgroup); for the warps of a warpgroup (one per
-// warpgroup).
+// Named barriers: for all consumers; for "P of a warpgroup is ready" (one per warpgroup: it arrives, the other one waits); for
+// the warps of a warpgroup (one per warpgroup).
 constexpr int kAllConsumers = 1, kReadyBarrier = 2, kGroupBarrier = 4;
 
 template <class Traits>

@@ -180,7 +180,7 @@ private:
         finish_values(c, c.group);
     }
     __device__ __forceinline__ void publish(State& c, int tile) const {
-        named_barrier_wait(kGroupBarrier + c.group, 128);  // all warps have read P of the previous tile
+        named_barrier_wait(kGroupBarrier + c.group, 128);  // all warps of the group have read P of the previous tile
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)
             PTile::store_fragment(context.tiles.p(), 16 * c.warp, 2 * step, c.lane, c.p[step]);
@@ -208,7 +208,7 @@ private:
         return true;
     }
 
-    // Waits for V of this warpgroup. Returns its address.
+    // Waits for this warpgroup's channels of V. Returns their address.
     __device__ __forceinline__ uint32_t values(const State& c, int stage, uint32_t parity) const {
         const int first = c.group * Traits::kGroupChunks;
 #pragma unroll

@@ -3,9 +3,9 @@
 // (decode_traits.cuh) is loaded by one of them, into the shared memory of both. The keys are those that a row of either thread
 // block sees.
 //
-// A part that this thread block loads is empty when the consumers of both have released it. For a part that the
-// other one loads, the bytes may be expected when the consumers of this one have: the other thread block waits for both before it
-// loads.
+// Both thread blocks expect the bytes of every part at full barriers of their own. The thread block that loads a part first waits
+// until the consumers of both have released it: the consumers of the other one arrive at its empty barrier, too. The thread block
+// that does not load the part waits only for its own consumers before it expects the bytes.
 #pragma once
 
 #include "cuda/attention/decode_params.h"

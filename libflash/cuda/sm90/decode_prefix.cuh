@@ -1,8 +1,8 @@
 // Decode for sm_90a: the keys that sequences of a group share. The decode kernel of sm80 continues from the sums. This kernel
 // replaces sm80/decode_prefix.cuh, with the same rows, keys and bits, but uses wgmma.
 //
-// A thread block has 64 or 128 rows of whole sequences and one class of the keys of a split: a consumer warpgroup for each 64
-// rows (decode_prefix_consumer.cuh) and a producer (decode_prefix_producer.cuh).
+// A thread block has 64 or 128 rows of whole sequences and one class of the keys of a split (sm80/decode_prefix.cuh says what a
+// class is): a consumer warpgroup for each 64 rows (decode_prefix_consumer.cuh) and a producer (decode_prefix_producer.cuh).
 #pragma once
 
 #include "cuda/attention/launch_dependent.cuh"

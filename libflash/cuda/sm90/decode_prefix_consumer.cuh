@@ -1,7 +1,8 @@
 // The consumer warpgroups of the sm_90a kernel for keys that sequences share: each has 64 rows, with P and O in registers. While
 // a warpgroup computes P from the scores of a tile, the tensor cores compute the scores of the next tile; while it scales and
 // masks these scores, the tensor cores compute P V. A warp stalls when it issues a product while more than about four are in
-// flight. So the four even steps of Q K^T, its four odd steps, and the four products with V are issued a third of a tile apart.
+// flight. So the even steps of Q K^T, its odd steps (with 128 channels four of each), and the four products with V are issued a
+// third of a tile apart.
 //
 // Sums have the order of sm80/decode_prefix.cuh. Scores are sums over the even and over the odd steps of channels. Each of the
 // four units of a tile may raise kept maxima: then O is rescaled between their products (attend_units()). This is rare, so the

@@ -27,7 +27,8 @@ struct DecodePrefixTiles {
     __device__ __forceinline__ uint32_t no_values() const { return v(Traits::kStages); }
 };
 
-// A key tile has kUnits units of one class. Every `classes`-th unit of all keys belongs to the class.
+// A key tile has kUnits units of one class of keys (sm80/decode_prefix.cuh). Every `classes`-th unit of all keys belongs to the
+// class.
 struct PrefixWorkTile {
     int32_t head_k, split, classes, of_class;
     int32_t sequence;          // of the group: the sequence whose block table gives the keys

@@ -32,7 +32,8 @@ struct DecodeProducer {
     }
 
 private:
-    // Called by one thread. `absent` may be written after its reader has released the values of the previous tile.
+    // Called by one thread. `absent` of a stage may be written when the warpgroup that reads it has released its values of the
+    // stage's previous tile.
     __device__ __forceinline__ void load(const Pages& pages, int tile, const typename Pages::OfTile& at) const {
         const int stage = tile % Traits::kStages, group = stage;
         const uint32_t parity = static_cast<uint32_t>(tile / Traits::kStages) & 1;

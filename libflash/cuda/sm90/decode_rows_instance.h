@@ -7,8 +7,8 @@
 
 namespace libflash::cuda::sm90 {
 
-// From this number of query rows per key head on (rows times query heads), this kernel is preferred. With fewer rows the sm80
-// kernel has one tile of 16 rows, which takes no longer than a single row.
+// From this number of rows of a key head on (query rows times the query heads that share the key head), this kernel is preferred.
+// With fewer rows the sm80 kernel has one tile of 16 rows, which takes no longer than a single row.
 constexpr int64_t kFewestDecodeRows = 17;
 
 // Whether a kernel of kernels.table is the kernel for values in the keys; otherwise it is the kernel for many rows.

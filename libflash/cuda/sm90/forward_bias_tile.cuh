@@ -46,7 +46,7 @@ struct ForwardBiasTile {
         const uint32_t of_lane = vector_of<T>(row, thread.lane >> 4);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; n += 2) {
-            uint32_t pairs[4];  // rows r of the keys 8 (n + i) on: pairs[2 * i + r]
+            uint32_t pairs[4];  // pairs[2 * k + r]: row r, keys from 8 * (n + k) on
             ldmatrix_x4(pairs, of_lane ^ n * 16);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {

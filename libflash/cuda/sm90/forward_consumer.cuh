@@ -78,7 +78,8 @@ struct ForwardConsumer : ForwardConsumerStages<Traits> {
             c.q.advance();
             c.slot = Storage::next_slot(c.slot);
             if (Traits::kTmaStore && c.thread.lane == 0) tma_store_wait<0>();  // recomputation writes the same rows again
-            if constexpr (Traits::kPairs) c.release_to = rank_of_pair(context.params.in_pairs);  // recomputation shares no keys
+            // Recomputation shares no keys: both arrivals of a warp at an empty barrier are then in this thread block.
+            if constexpr (Traits::kPairs) c.release_to = rank_of_pair(context.params.in_pairs);
         } while (scheduler.start_recompute(cursor));
     }
 

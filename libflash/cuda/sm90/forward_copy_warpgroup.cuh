@@ -38,7 +38,7 @@ struct ForwardCopyWarpgroup {
     struct PageRow {
         int page, row;
     };
-    static constexpr int kHidden = -1, kAbsent = -2;  // pages of keys that are not loaded: no row sees it; there is no such page
+    static constexpr int kHidden = -1, kAbsent = -2;  // keys that are not loaded: no row sees the key; there is no such page
 
     __device__ __forceinline__ void run() const {
         const int thread = static_cast<int>(threadIdx.x) - (Traits::kThreads - kWarps * 32);
@@ -159,7 +159,7 @@ private:
         c.v.advance();
     }
 
-    // Marks a stage full.
+    // Marks a stage full, by 33 arrivals of the warp: as many as announce_when_complete() makes without codes.
     __device__ __forceinline__ void announce(const State& c, const MBarrier& full) const {
         full.arrive();
         if (c.lane == 0) full.arrive();

@@ -131,7 +131,8 @@ constexpr int kCachedUnit = 16;
 constexpr bool prefill_has_pairs(const KernelConfig& config) { return config.tile_q <= 128; }
 
 // Whether the prefill kernel has the instances `copied` and `codes`, in which a further warpgroup loads keys and values or
-// converts codes. With three consumer warpgroups there are too few registers; a lane loads for each key, so a tile has 128.
+// converts codes. With three consumer warpgroups there are too few registers; the further warpgroup has a lane for each key, so a
+// tile has 128 keys.
 constexpr bool has_copied_prefill(const KernelConfig& config) {
     return config.tile_q <= 128 && config.tile_k == 128 && config.head_dim == config.head_dim_v;
 }

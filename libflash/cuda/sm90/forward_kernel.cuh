@@ -17,10 +17,10 @@
 
 namespace libflash::cuda::sm90 {
 
-// Some warps wait for the previous kernel: the producer warp, the warp that writes work tiles without keys (over a cache it loads
-// V before, unless a warpgroup of its own copies them), with lengths on the device the scheduler warp, and the warps
-// that copy keys or load and convert codes. The other warps need not wait: before they read or write global memory, they wait on
-// an mbarrier for a load that the producer issued after its own wait.
+// These warps wait for the previous kernel: the producer warp; the warp that writes work tiles without keys, which over a cache
+// that TMA loads first loads V; with lengths on the device, the scheduler warp; and the warps that copy keys, or load and convert
+// codes. The other warps need not wait: before they read or write global memory, they wait on an mbarrier for a load that the
+// producer issued after its own wait.
 template <class Traits>
 struct ForwardProducerWarpgroup {
     const ForwardContext<Traits>& context;
@@ -51,7 +51,7 @@ struct ForwardProducerWarpgroup {
 };
 
 // The consumers of the instance with rare options up to 64 channels: their code is separate for calls without bias and mask,
-// because a condition that is tested while products run takes a few percent of such a call.
+// because a condition that is tested while products run slows such calls.
 template <class Traits>
 struct ForwardOptionConsumers {
     const ForwardContext<Traits>& context;

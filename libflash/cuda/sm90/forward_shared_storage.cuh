@@ -81,7 +81,7 @@ struct ForwardSharedStorage {
     uint64_t first_pass_done;
     RecomputeList recompute;
     // A ring of slots: the scheduler warp fills them, the producers and the consumers read them. With one stage of Q, the
-    // scheduler warp fills work tile n in after the warp that loads Q took n-1, hence after all consumers released Q of n-3. The
+    // scheduler warp fills in work tile n after the warp that loads Q took n-1, hence after all consumers released Q of n-3. The
     // consumers may still have to write the rows of n-4, so five slots are needed.
     WorkTile work_tiles[kSlots];
     std::conditional_t<Traits::kDynamic, DynamicState, Empty> dynamic;

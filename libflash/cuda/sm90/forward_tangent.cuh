@@ -79,7 +79,7 @@ private:
     }
 };
 
-// Without a fused instance a kernel is for many channels.
+// A kernel without the fused instance has more than 128 channels of V, and other traits.
 template <class Kernel, TangentInstance kInstance>
 using ForwardTangentTraitsOf = std::conditional_t<is_fused_with_forward(Kernel::config), ForwardTangentTraits<Kernel, kInstance>,
                                                   ForwardTangentWideTraits<Kernel>>;

@@ -1,5 +1,5 @@
 // The softmax of the sm_90a forward_tangent kernel and its tangent, over the scores s and their tangents ts of a warpgroup. Each
-// thread holds parts of two rows: elements i with i / 2 % 2 == r belong to row r. Four lanes share a row.
+// thread holds parts of two rows, r = 0 and 1 (tile/accumulator.cuh).
 //
 //   p = exp(s - kept)      sum += p      p ts: p (ts - pivot)      mean += p (ts - pivot)
 //
@@ -26,7 +26,7 @@ struct TangentSoftmax {
     using Scores = float[kScores];
 
     float kept[2];       // in base-2 units; kNoScore: no score yet
-    float sum[2];        // of this lane's elements; from saved LSE of the whole row, the sink included
+    float sum[2];        // of this lane's elements; from saved LSE: of the whole row, with the sink
     float mean[2];       // of this lane's elements
     float pivot[2];      // in natural units
     uint32_t unstarted;  // bit r: the row has no pivot yet
@@ -145,8 +145,8 @@ private:
         }
     }
 
-    // The rounding error of a large `kept` could make the exponential overflow, unless scores are rounded before it is
-    // subtracted, as it was.
+    // The rounding error of a large `kept` could make the exponential overflow. Therefore such rows round the scores in base-2
+    // units before `kept` is subtracted: `kept` was computed from a score that was rounded in the same way.
     __device__ __forceinline__ bool has_large(int r) const { return fabsf(kept[r]) > kMaximumLimit && kept[r] != kNoScore; }
     __device__ __forceinline__ void round_large(Scores& s, float (&scales)[2]) const {
 #pragma unroll

@@ -65,6 +65,8 @@ private:
     __device__ __forceinline__ ForwardTangentRows<Traits> rows_of(const State& c) const {
         return {context.params, work_tile(c), hide_from_compiler(static_cast<int>(threadIdx.x)) - 128, c.lane};
     }
+    // A warpgroup waits at its own barrier for its turn; the other one arrives there to pass the turn on. Each warpgroup takes
+    // and passes on one turn for each tile, also for a tile that it skips. Warpgroup 0 has the first turn.
     __device__ __forceinline__ static void take_turn(const State& c) { named_barrier_wait(kTurnBarrier + c.group, 256); }
     __device__ __forceinline__ static void pass_turn(const State& c) { named_barrier_arrive(kTurnBarrier + 1 - c.group, 256); }
 

@@ -53,8 +53,8 @@ private:
     }
 };
 
-// The static schedule: a thread block takes every n-th work tile. Where only the device knows lengths there is a thread block
-// for each, which the GPU starts when another one ends.
+// The static schedule: a thread block takes every n-th work tile. Where only the device knows lengths, there is a thread block
+// for each work tile, and the GPU starts one when another one ends.
 template <class Traits>
 struct ForwardTangentSchedule {
     int next = 0;

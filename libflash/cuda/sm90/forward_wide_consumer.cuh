@@ -194,8 +194,8 @@ private:
         }
         finish_values(c);
     }
-    // Writes P to shared memory for the other warpgroup. The buffer is free: this warpgroup itself was the last to read it,
-    // before it waited for P of the previous tile.
+    // Writes P to shared memory for the other warpgroup. The buffer is free: this warpgroup itself was the last to read it, and
+    // since then all its warps have waited together for P of the previous tile.
     __device__ __forceinline__ void publish(const State& c, int number) const {
         const int buffer = number % Traits::kPBuffers;
 #pragma unroll
@@ -208,7 +208,7 @@ private:
         context.storage.exchanges.p_is_written(c.group).arrive();
     }
 
-    // Waits for V of this warpgroup. Returns its address.
+    // Waits for this warpgroup's channels of V. Returns their address.
     __device__ __forceinline__ uint32_t values(const State& c, int number) const {
         const uint32_t parity = static_cast<uint32_t>(number) & 1;
 #pragma unroll

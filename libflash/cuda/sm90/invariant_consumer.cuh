@@ -1,7 +1,7 @@
 // The consumer warpgroups of the sm_90a prefill kernel for invariant rows, 64 query rows each: ForwardConsumer with the rule of
 // attention/invariant_softmax.cuh, whose units are halves of a key tile. Scores are computed for a whole tile, and P V of the
 // previous tile overlaps the softmax. Where registers are scarce (kWholeTiles is false), P of only one half at a time is in
-// registers: it is computed while P V of the previous half runs, and P V of the earlier half runs after the scores of the next
+// registers. It is computed while P V of the other half runs, and P V of the earlier half is issued after the scores of the next
 // tile.
 #pragma once
 

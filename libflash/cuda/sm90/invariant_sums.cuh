@@ -12,7 +12,7 @@ namespace libflash::cuda::sm90 {
 
 template <int kSums, int kInShared>
 struct InvariantSums {
-    using Sums = float[kSums];  // elements i with i / 2 % 2 == r belong to row r
+    using Sums = float[kSums];  // element i belongs to row i / 2 % 2 (tile/accumulator.cuh)
     static constexpr int kOwn = kSums - kInShared;
     static_assert(kInShared % 4 == 0);
 

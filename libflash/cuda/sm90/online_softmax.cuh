@@ -1,5 +1,5 @@
-// Online softmax over the score accumulators of a warpgroup. Each thread holds parts of two rows: elements i with i / 2 % 2 == r
-// belong to row r. Four lanes share a row.
+// Online softmax over the score accumulators of a warpgroup. Each thread holds parts of two rows, r = 0 and 1
+// (tile/accumulator.cuh).
 //
 // Any finite number may be subtracted from the scores of a row; the maximum is the safe choice. It is computed in the first tile
 // and in edge tiles, and kept for the other tiles: wgmma leaves so little register file bandwidth that a comparison costs as much
@@ -26,7 +26,7 @@ template <bool kEntropy, bool kLongSums>
 struct StatisticsOfRows : LargestProbability, std::conditional_t<kEntropy, EntropySums<1, kLongSums>, NoRowStatistics> {};
 
 // kKind: the statistics of rows (attention/row_statistics.cuh). kShortOfRegisters: for an instance that would spill, or whose
-// wgmma instructions the compiler would serialize.
+// products the compiler would serialise.
 template <int kBlockN, RowStatisticsKind kKind = RowStatisticsKind::none, bool kLongSums = false, bool kShortOfRegisters = false>
 struct OnlineSoftmax : std::conditional_t<kKind == RowStatisticsKind::none, NoRowStatistics,
                                           StatisticsOfRows<(kKind > RowStatisticsKind::maxima), kLongSums>> {

@@ -18,7 +18,8 @@ struct PipelineBarriers {
     }
 };
 
-// The current stage and phase of one producer or consumer.
+// The current stage and phase of one producer or consumer. `phase` is the parity of the phase in which the stage becomes full.
+// The stage is empty for a producer when the previous phase of the empty barrier has ended, so the first wait passes at once.
 template <int kStages>
 struct PipelineState {
     uint32_t barriers;  // address of PipelineBarriers
@@ -33,6 +34,7 @@ struct PipelineState {
     __device__ __forceinline__ MBarrier empty_of(int a_stage) const { return {barriers + (kStages + a_stage) * 8}; }
     __device__ __forceinline__ void wait_full() const { full().wait(phase); }
     __device__ __forceinline__ void wait_empty() const { empty().wait(phase ^ 1); }
+    // For a producer: waits until all stages that it has filled are released.
     __device__ __forceinline__ void wait_all_empty() const {
 #pragma unroll
         for (int i = 0; i < kStages; ++i) empty_of(i).wait(i < stage ? phase : phase ^ 1);

@@ -9,8 +9,8 @@
 namespace libflash::cuda::sm90 {
 
 // Times are in operations of a multiprocessor in prefill.
-constexpr float kOperationsPerByte = 100.0f;   // in the time in which a multiprocessor that decodes reads a byte
-constexpr int kMultiprocessorsForMemory = 65;  // so many that decode read about as fast as all of them
+constexpr float kOperationsPerByte = 100.0f;   // done while a multiprocessor that decodes reads a byte
+constexpr int kMultiprocessorsForMemory = 65;  // this many read for decode about as fast as all
 constexpr float kManyRounds = 4.0f;            // work tiles per thread block from which a partial last round matters little
 
 struct PrefillWork {

@@ -14,7 +14,7 @@ namespace libflash::cuda::sm90 {
 
 constexpr int kOrderThreads = 512;
 
-// A unit: one of the tiles of a head. With pairs `head` is a number of two heads.
+// A unit: one of the tiles of a head. With pairs of thread blocks `head` counts pairs of heads.
 struct alignas(16) ScheduledUnit {
     int32_t batch, head, tile;
 };
@@ -32,8 +32,8 @@ struct SequenceOrder {
     __device__ __forceinline__ ScheduledUnit& unit(int number) const {
         return reinterpret_cast<ScheduledUnit*>(base + 4)[number];
     }
-    // The unit that the thread block of a unit took before it, or -1. Not a part of ScheduledUnit: it is written right before
-    // that is loaded, and the load would wait for the write.
+    // For each unit: the unit that its thread block took before it, or -1. This number is not a part of ScheduledUnit: it is
+    // written right before the ScheduledUnit is loaded, and the load would wait for the write.
     template <class Params>
     __device__ __forceinline__ int& previous_unit(const Params& params, int number) const {
         return (&unit(params.schedule.heads * params.schedule.tiles).batch)[number];

@@ -46,8 +46,8 @@ private:
         if (odd && near == far) return {-1, 0, 0};
         return tile_of_head(schedule, head, odd ? near : far);
     }
-    // In the rounds of the tail a thread block has the place of the last round of pairs, counted from the other end every second
-    // time. fixed.tail_tiles: no tile.
+    // In the rounds of the tail a thread block has the same place as in the last round of pairs; in every second round, beginning
+    // with the first, places count from the other end. Returns fixed.tail_tiles if there is no tile.
     __device__ __forceinline__ int number_in_tail(int round) const {
         const StaticScheduleParams& fixed = schedule.fixed;
         const int blocks = static_cast<int>(gridDim.x);

@@ -1,5 +1,6 @@
 // The roles of the warps of a thread block: the first warpgroup is the producer, the other warpgroups are consumers. (The forward
-// kernel may have one more: forward_copy_warpgroup.cuh, forward_code_converter.cuh.)
+// kernel may have one more: forward_copy_warpgroup.cuh, forward_code_converter.cuh. The backward kernel has a dQ warpgroup as the
+// second one. In decode_rows.cuh the producer is the last one.)
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"

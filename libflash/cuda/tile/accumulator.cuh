@@ -1,6 +1,14 @@
 // The elements of a thread's accumulators, for loops that need their positions. An accumulator consists of blocks of 16 rows and
-// 8 columns, both in mma.sync and in wgmma: in lane 4 * g + t, element e of a block is in row g + 8 * (e / 2) and column
-// 2 * t + e % 2. Rows and columns here are relative to the lane's first row and column.
+// 8 columns, both in mma.sync and in wgmma. Element e of a block in lane 4 * g + t:
+//
+//   row g + 8 * (e / 2)    column 2 * t + e % 2
+//
+// So a lane has two rows, g + 8 * r with r = 0 or 1, which four lanes share, and two neighbouring columns of every 8. In an array
+// with all elements of these two rows, block by block, element 4 * n + 2 * r + e (e = 0 or 1) has row g + 8 * r and column
+// 8 * n + 2 * t + e. Scores have a row for each query and a column for each key; transposed scores have a row for each key and a
+// column for each query.
+//
+// Rows and columns of the functions below are relative to the lane's first row and column.
 //
 // The order of the elements matters: the compiler keeps this order, and the number of registers depends on it.
 #pragma once
