@@ -18,21 +18,25 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct Kernel {
+struct EmulatedKernel {
     static constexpr KernelConfig config{
         "backward", Operation::backward, ARCHITECTURE, KernelType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, ""};
 };
-constexpr bool kDouble = Kernel::config.dtype == KernelType::f64_, kFloat = Kernel::config.dtype == KernelType::f32_;
-using T = std::conditional_t<kDouble, double, ElementOf<Kernel::config.dtype>>;
+constexpr bool kDouble = EmulatedKernel::config.dtype == KernelType::f64_,
+               kFloat = EmulatedKernel::config.dtype == KernelType::f32_;
+using T = std::conditional_t<kDouble, double, ElementOf<EmulatedKernel::config.dtype>>;
 using Real = std::conditional_t<kDouble, double, float>;
 using Statistics = std::conditional_t<kDouble, DoubleStatistics, SoftmaxStatistics>;
-constexpr double kLimit = kDouble ? 1e-12 : kFloat ? 0x1p-18 : Kernel::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7;
+constexpr double kLimit = kDouble                                            ? 1e-12
+                          : kFloat                                           ? 0x1p-18
+                          : EmulatedKernel::config.dtype == KernelType::f16_ ? 0x1p-10
+                                                                             : 0x1p-7;
 #ifdef WIDE_HEADS
-const auto launch_kernels = launch_backward_wide<Kernel>;
-const auto resources_of_kernels = resources_of_backward_wide<Kernel>;
+const auto launch_kernels = launch_backward_wide<EmulatedKernel>;
+const auto resources_of_kernels = resources_of_backward_wide<EmulatedKernel>;
 #else
-const auto launch_kernels = launch_backward<Kernel>;
-const auto resources_of_kernels = resources_of_backward<Kernel>;
+const auto launch_kernels = launch_backward<EmulatedKernel>;
+const auto resources_of_kernels = resources_of_backward<EmulatedKernel>;
 #endif
 
 constexpr int kHeads = 2, kKeyHeads = 1, kDim = HEAD_DIM;
@@ -87,7 +91,7 @@ bool run(Tensors& x, const Sides& sides, const Options& options) {
     const size_t rows = size_t{kHeads} * params.units * kUnitRows;
     GuardedMemory<Statistics> statistics(rows, {NAN, NAN});
     GuardedMemory<float> sums(options.dq_kernel ? 0 : rows * kDim, NAN);
-    GuardedMemory<int32_t> counters(rows / Kernel::config.tile_q, 0x7ead7ead), first_units(sides.batch, 0x7ead7ead);
+    GuardedMemory<int32_t> counters(rows / EmulatedKernel::config.tile_q, 0x7ead7ead), first_units(sides.batch, 0x7ead7ead);
     GuardedMemory<int32_t> next_work_tile(1, 0x7ead7ead);
     params.softmax_statistics = reinterpret_cast<SoftmaxStatistics*>(statistics.x.data());
     params.first_units = first_units.x.data();
@@ -96,8 +100,9 @@ bool run(Tensors& x, const Sides& sides, const Options& options) {
     if (options.sm90 && !options.dq_kernel) params.next_work_tile = next_work_tile.x.data();
 
     const bool general = kDouble || options.instance == kGeneralInstance.number;
-    const int dq_tile = kDim > 256 && !kDouble ? Kernel::config.tile_q : query_rows_tile_q(kDim, general, sizeof(T));
-    params.key_schedule = schedule_params(sides.keys, sides.batch, kKeyHeads, Kernel::config.tile_k, 1e3, options.fixed_order);
+    const int dq_tile = kDim > 256 && !kDouble ? EmulatedKernel::config.tile_q : query_rows_tile_q(kDim, general, sizeof(T));
+    params.key_schedule =
+        schedule_params(sides.keys, sides.batch, kKeyHeads, EmulatedKernel::config.tile_k, 1e3, options.fixed_order);
     params.query_schedule = schedule_params(sides.queries, sides.batch, kHeads, kUnitRows, 1e9, false);
     params.query_tile_schedule = schedule_params(sides.queries, sides.batch, kHeads, dq_tile, 1e3, false);
     BackwardPlan plan;

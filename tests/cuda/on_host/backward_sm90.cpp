@@ -23,21 +23,21 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct Kernel {
+struct EmulatedKernel {
     static constexpr KernelConfig config{
         "backward", Operation::backward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, STAGES, ""};
 };
-using T = ElementOf<Kernel::config.dtype>;
+using T = ElementOf<EmulatedKernel::config.dtype>;
 #ifdef WIDE_HEADS
 constexpr bool kWideHeads = true;
-const auto launch_kernels = launch_backward_wide<Kernel>;
-const auto resources_of_kernels = resources_of_backward_wide<Kernel>;
+const auto launch_kernels = launch_backward_wide<EmulatedKernel>;
+const auto resources_of_kernels = resources_of_backward_wide<EmulatedKernel>;
 #else
 constexpr bool kWideHeads = false;
-const auto launch_kernels = launch_backward<Kernel>;
-const auto resources_of_kernels = resources_of_backward<Kernel>;
+const auto launch_kernels = launch_backward<EmulatedKernel>;
+const auto resources_of_kernels = resources_of_backward<EmulatedKernel>;
 #endif
-constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
+constexpr bool kWide = EmulatedKernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
 constexpr double kRounding = kWide ? 0x1p-8 : 0x1p-11;
 
 enum class Lengths { dense, used, packed };
@@ -289,20 +289,21 @@ struct Problem {
             sums.assign(statistics.size() * HEAD_DIM, NAN);
             params.dq_accumulator = sums.data();
         }
-        counters.assign(statistics.size() / Kernel::config.tile_q, -1);
+        counters.assign(statistics.size() / EmulatedKernel::config.tile_q, -1);
         if (fixed_order) params.dq_counters = counters.data();
-        parts = backward_parts(Kernel::config, queries.sequences(c).max_length, c.queries, params.group_size);
+        parts = backward_parts(EmulatedKernel::config, queries.sequences(c).max_length, c.queries, params.group_size);
         if (parts.launches > 1) {
             parts.key_tiles = 2;
-            gradient_sums.assign(2 * gradient_sums_bytes(Kernel::config.tile_k, HEAD_DIM) / sizeof(float) + 1, NAN);
+            gradient_sums.assign(2 * gradient_sums_bytes(EmulatedKernel::config.tile_k, HEAD_DIM) / sizeof(float) + 1, NAN);
             gradient_sums.back() = 7;  // a guard
             params.part.sums = gradient_sums.data();
         }
         // Reversed: what a thread block wrongly writes to the next sequence is not overwritten later.
-        params.key_schedule = schedule_params(keys.sequences(c), c.batch, c.heads_k, Kernel::config.tile_k, 1e7, c.is_packed());
+        params.key_schedule =
+            schedule_params(keys.sequences(c), c.batch, c.heads_k, EmulatedKernel::config.tile_k, 1e7, c.is_packed());
         params.query_schedule = schedule_params(queries.sequences(c), c.batch, c.heads_q, kUnitRows, 1e9, false);
-        params.query_tile_schedule =
-            schedule_params(queries.sequences(c), c.batch, c.heads_q, Kernel::config.tile_q, 1e7, c.right < kUnboundedWindow);
+        params.query_tile_schedule = schedule_params(queries.sequences(c), c.batch, c.heads_q, EmulatedKernel::config.tile_q, 1e7,
+                                                     c.right < kUnboundedWindow);
         // Ascending also without a causal mask, unlike the plan.
         if (fixed_order) params.key_schedule.reversed = c.heads_q == c.heads_k || c.kind() != BackwardInstance::plain;
         if (!kWideHeads && blocks_of(params.query_schedule) > 0) params.next_work_tile = &next_work_tile;
@@ -313,8 +314,8 @@ struct Problem {
         const int64_t tiles = blocks_of(params.key_schedule);
         split_tiles = {tiles / 2, splits};
         const int64_t count = tiles - split_tiles.first;
-        split_counts.assign(count * split_counters(Kernel::config.tile_k), -1);
-        split_sums.assign(count * splits * gradient_sums_bytes(Kernel::config.tile_k, HEAD_DIM) / sizeof(float) + 1, NAN);
+        split_counts.assign(count * split_counters(EmulatedKernel::config.tile_k), -1);
+        split_sums.assign(count * splits * gradient_sums_bytes(EmulatedKernel::config.tile_k, HEAD_DIM) / sizeof(float) + 1, NAN);
         split_sums.back() = 7;  // a guard
         params.split_tiles = {static_cast<int32_t>(split_tiles.first), divisor_params(splits),
                               static_cast<int32_t>(split_counts.size()), split_counts.data(), split_sums.data()};
@@ -342,16 +343,16 @@ struct Problem {
             plan.dq = launch(BackwardStep::dq, params.query_tile_schedule);
         else
             plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
-        if (plan.divides_units) plan.dq_conversion.blocks *= dq_conversion_parts(Kernel::config.tile_q);
+        if (plan.divides_units) plan.dq_conversion.blocks *= dq_conversion_parts(EmulatedKernel::config.tile_q);
         return plan;
     }
 };
 
 // dbias, by the kernel of sm80, after the kernels of sm90.
 void launch_bias_gradient(const Problem& p) {
-    using Bias = DbiasOf<Kernel>;
+    using Bias = DbiasOf<EmulatedKernel>;
     const int64_t blocks = p.c.heads_q * ceil_div(p.c.queries, Bias::kBlockM) * ceil_div(p.c.keys, Bias::kBlockN);
-    enqueue(dbias_kernel<Kernel>, {blocks, Bias::kThreads, Bias::kSharedBytes}, p.params, nullptr);
+    enqueue(dbias_kernel<EmulatedKernel>, {blocks, Bias::kThreads, Bias::kSharedBytes}, p.params, nullptr);
 }
 
 // Whether a result of 0 in place of this exact value is an error: a number of the computation was too small for its type. The
@@ -474,7 +475,7 @@ int main(int, char** argv) {
         if (in_order && c.blocks == Blocks::lists) c.blocks = Blocks::mask;  // lists have no fixed order
         const BackwardInstance kind = c.kind();
         if (kWideHeads ? c.rare || c.blocks != Blocks::all : c.softcap) continue;
-        if (in_order && !has_fixed_order(Kernel::config, kind)) continue;
+        if (in_order && !has_fixed_order(EmulatedKernel::config, kind)) continue;
         good &= check(c, in_order, splits_of(c, kind));
     }
     return good ? 0 : 1;

@@ -16,12 +16,12 @@ using namespace libflash;
 using namespace libflash::cuda;
 
 constexpr int kMultiprocessors = 3, kAll = kUnboundedWindow;
-struct Kernel {
+struct EmulatedKernel {
     static constexpr KernelConfig config{
         "backward_tangent", Operation::backward_tangent, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, TANGENT_TILE, STAGES, ""};
 };
-using T = ElementOf<Kernel::config.dtype>;
-constexpr double kRounding = Kernel::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7;
+using T = ElementOf<EmulatedKernel::config.dtype>;
+constexpr double kRounding = EmulatedKernel::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7;
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim, head_dim_v;
@@ -139,19 +139,20 @@ struct Problem {
         params.statistics = statistics.data();
         first_units.assign(c.batch, -1);
         params.first_units = first_units.data();
-        const int tile = Kernel::config.tile_q;
+        const int tile = EmulatedKernel::config.tile_q;
         params.unit_schedule = schedule_params(q_side, c.batch, c.heads_q, kUnitRows, 1e3, false);
         params.query_schedule = schedule_params(q_side, c.batch, c.heads_q, tile, 1e3, c.right < kAll);
         params.key_schedule = schedule_params(k_side, c.batch, c.heads_k, tile, 1e3, false);
         BackwardTangentPlan plan;
         plan.instance = c.given & 8 ? kMovingDoutInstance : kConstantDoutInstance;
         const auto launch = [&](BackwardTangentStep step, int64_t blocks) {
-            return launch_shape(blocks, resources_of_backward_tangent<Kernel>(static_cast<int>(step), plan.instance.number));
+            return launch_shape(blocks,
+                                resources_of_backward_tangent<EmulatedKernel>(static_cast<int>(step), plan.instance.number));
         };
         plan.statistics = launch(BackwardTangentStep::statistics, blocks_of(params.unit_schedule));
         plan.tdq = launch(BackwardTangentStep::gradients, blocks_of(params.query_schedule));
         plan.tdk_tdv = launch(BackwardTangentStep::gradients_of_keys, blocks_of(params.key_schedule));
-        if (plan.statistics.blocks > 0 && !has_kernel_for_each_gradient(Kernel::config)) {
+        if (plan.statistics.blocks > 0 && !has_kernel_for_each_gradient(EmulatedKernel::config)) {
             params.next_tiles = next_tiles.data();
             for (LaunchShape* shape : {&plan.tdq, &plan.tdk_tdv})
                 shape->blocks = std::min<int64_t>(shape->blocks, kMultiprocessors);
@@ -226,7 +227,7 @@ struct Problem {
 bool check(const Case& c) {
     Problem p(c);
     const BackwardTangentPlan plan = p.plan();
-    launch_backward_tangent<Kernel>(plan, p.params, nullptr);
+    launch_backward_tangent<EmulatedKernel>(plan, p.params, nullptr);
     const double limit = kRounding * std::max(1.0f, c.size * c.size);
     const double tdq = p.error(p.queries, p.tdq, p.tdq64), tdk = p.error(p.keys, p.tdk, p.tdk64),
                  tdv = p.error(p.keys, p.tdv, p.tdv64);

@@ -14,14 +14,18 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct Kernel {
+struct EmulatedKernel {
     static constexpr KernelConfig config{"forward", Operation::forward, ARCHITECTURE, KernelType::DTYPE,
                                          HEAD_DIM,  HEAD_DIM,           FORWARD_TILE, ""};
 };
-constexpr bool kDouble = Kernel::config.dtype == KernelType::f64_, kFloat = Kernel::config.dtype == KernelType::f32_;
-using T = std::conditional_t<kDouble, double, ElementOf<Kernel::config.dtype>>;
+constexpr bool kDouble = EmulatedKernel::config.dtype == KernelType::f64_,
+               kFloat = EmulatedKernel::config.dtype == KernelType::f32_;
+using T = std::conditional_t<kDouble, double, ElementOf<EmulatedKernel::config.dtype>>;
 using Real = std::conditional_t<kDouble, double, float>;
-constexpr double kLimit = kDouble ? 1e-12 : kFloat ? 0x1p-18 : Kernel::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7;
+constexpr double kLimit = kDouble                                            ? 1e-12
+                          : kFloat                                           ? 0x1p-18
+                          : EmulatedKernel::config.dtype == KernelType::f16_ ? 0x1p-10
+                                                                             : 0x1p-7;
 constexpr int kHeads = 2, kKeyHeads = 1, kDim = HEAD_DIM;
 constexpr int64_t kThreadBlocks = 3;  // that run at the same time, with a dynamic schedule
 
@@ -68,25 +72,25 @@ bool run(Tensors& x, const Sides& sides) {
     params.vector_loads = params.vector_out = true;
     ForwardPlan plan;
 #ifdef OF_SM90
-    const ForwardInstance kind = forward_instance(Kernel::config, false, true, false);
+    const ForwardInstance kind = forward_instance(EmulatedKernel::config, false, true, false);
     plan.instance.number = static_cast<int>(kind);
-    const int tile = forward_tile_q(Kernel::config, kind);
+    const int tile = forward_tile_q(EmulatedKernel::config, kind);
 #else
     plan.instance = kDouble ? kGeneralInstance : kPlainInstance;
-    const int tile = Kernel::config.tile_q;
+    const int tile = EmulatedKernel::config.tile_q;
 #endif
     params.schedule = schedule_params(sides.queries, sides.batch, kHeads, tile, 1e3, true);
     const int64_t units = blocks_of(params.schedule);
-    plan.attention = launch_shape(units, resources_of_forward<Kernel>(int(ForwardStep::attention), plan.instance.number));
+    plan.attention = launch_shape(units, resources_of_forward<EmulatedKernel>(int(ForwardStep::attention), plan.instance.number));
 #ifdef OF_SM90
     GuardedMemory<int32_t> order(sequence_order_bytes(units) / sizeof(int32_t), 0x7ead7ead);
     params.sequence_order = order.x.data();
     plan.attention.blocks = std::min(units, kThreadBlocks);
-    plan.order = launch_shape(1, resources_of_forward<Kernel>(int(ForwardStep::order), plan.instance.number));
+    plan.order = launch_shape(1, resources_of_forward<EmulatedKernel>(int(ForwardStep::order), plan.instance.number));
 #else
     GuardedMemory<int32_t> order(0, 0);
 #endif
-    if (units > 0) launch_forward<Kernel>(plan, params, nullptr);
+    if (units > 0) launch_forward<EmulatedKernel>(plan, params, nullptr);
     return order.is_kept();
 }
 

@@ -28,15 +28,15 @@ constexpr int kMultiprocessors = 3;
 #define STATISTICS 0
 #endif
 constexpr int kStatistics = STATISTICS;
-struct Kernel {
+struct EmulatedKernel {
     static constexpr KernelConfig config{
         "forward", Operation::forward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, "",
         "",        kStatistics != 0};
 };
-using T = ElementOf<Kernel::config.dtype>;
-constexpr bool kWideHeads = Kernel::config.head_dim > 256;
-constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
-constexpr double kRounding = Kernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8;
+using T = ElementOf<EmulatedKernel::config.dtype>;
+constexpr bool kWideHeads = EmulatedKernel::config.head_dim > 256;
+constexpr bool kWide = EmulatedKernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
+constexpr double kRounding = EmulatedKernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8;
 
 // uneven: packed, with one long sequence, some short ones and many without rows.
 enum class Lengths { dense, used, packed, uneven };
@@ -226,39 +226,40 @@ struct Problem {
 
 #ifdef WIDE_HEADS
     void make_plan(const Sequences& side) {
-        const int tile = Kernel::config.tile_q;
+        const int tile = EmulatedKernel::config.tile_q;
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile, 1e3, c.right < kUnboundedWindow);
-        plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward_wide<Kernel>(0, 0));
-        if (c.keys <= most_keys_of_accumulators(Kernel::config)) return;
+        plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward_wide<EmulatedKernel>(0, 0));
+        if (c.keys <= most_keys_of_accumulators(EmulatedKernel::config)) return;
         plan.blocks_at_once = kMultiprocessors;
         make_long_sums(tile);
     }
 #else
     void make_plan(const Sequences& side) {
-        const bool too_many = forward_has_long_sums(Kernel::config) && c.keys > most_keys_of_accumulators(Kernel::config),
+        const bool too_many = forward_has_long_sums(EmulatedKernel::config) &&
+                              c.keys > most_keys_of_accumulators(EmulatedKernel::config),
                    block_mask = c.blocks != Blocks::all || (!c.rare && too_many), lengths_on_device = c.lengths != Lengths::dense;
         const bool causal = c.right < kUnboundedWindow, unequal = lengths_on_device || block_mask;
         const bool paired = causal && !unequal;
         ForwardInstance kind = kStatistics ? forward_statistics_instance(unequal, params.entropy.data)
-                                           : forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
+                                           : forward_instance(EmulatedKernel::config, c.rare, lengths_on_device, block_mask);
         static int plain_problems = 0;
-        if (kind == ForwardInstance::plain && has_narrow_instance(Kernel::config) && plain_problems++ % 2 == 1)
+        if (kind == ForwardInstance::plain && has_narrow_instance(EmulatedKernel::config) && plain_problems++ % 2 == 1)
             kind = ForwardInstance::narrow;
-        const int tile = forward_tile_q(Kernel::config, kind);
+        const int tile = forward_tile_q(EmulatedKernel::config, kind);
         const double head_bytes = paired ? kL2Bytes : 1e3;  // pairs: groups of one head
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), head_bytes, causal && !paired);
         params.schedule.paired = paired;
         const int64_t units = blocks_of(params.schedule);
         const auto resources = [&](ForwardStep step) {
-            if constexpr (kStatistics) return resources_of_forward_statistics<Kernel>(int(step), plan.instance.number);
-            return resources_of_forward<Kernel>(int(step), plan.instance.number);
+            if constexpr (kStatistics) return resources_of_forward_statistics<EmulatedKernel>(int(step), plan.instance.number);
+            return resources_of_forward<EmulatedKernel>(int(step), plan.instance.number);
         };
         if (params.head_maxima) plan.head_maxima = launch_shape(1, resources(ForwardStep::head_maxima));
         plan.instance.number = int(kind);
         const int64_t blocks = make_static_schedule(params.schedule, side.capacity, tile, kMultiprocessors);
         plan.attention =
             launch_shape(unequal ? std::min<int64_t>(units, kMultiprocessors) : blocks, resources(ForwardStep::attention));
-        if (forward_has_long_sums(Kernel::config, kind) && needs_long_sums(Kernel::config, c.keys)) {
+        if (forward_has_long_sums(EmulatedKernel::config, kind) && needs_long_sums(EmulatedKernel::config, c.keys)) {
             make_long_sums(tile);
         }
         if (!unequal) return;
@@ -344,13 +345,13 @@ struct Problem {
 };
 
 #ifdef WIDE_HEADS
-void launch(const Problem& p) { launch_forward_wide<Kernel>(p.plan, p.params, nullptr); }
+void launch(const Problem& p) { launch_forward_wide<EmulatedKernel>(p.plan, p.params, nullptr); }
 #else
 void launch(const Problem& p) {
     if constexpr (kStatistics) {
-        launch_forward_statistics<Kernel>(p.plan, p.params, nullptr);
+        launch_forward_statistics<EmulatedKernel>(p.plan, p.params, nullptr);
     } else {
-        launch_forward<Kernel>(p.plan, p.params, nullptr);
+        launch_forward<EmulatedKernel>(p.plan, p.params, nullptr);
     }
 }
 #endif

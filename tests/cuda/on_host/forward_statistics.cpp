@@ -16,15 +16,15 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct Kernel {
+struct EmulatedKernel {
     static constexpr KernelConfig config{
         "forward", Operation::forward, "sm80", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, "", "", true};
 };
-using T = ElementOf<Kernel::config.dtype>;
+using T = ElementOf<EmulatedKernel::config.dtype>;
 constexpr int kDim = HEAD_DIM, kBatch = 2, kRows = 150, kKeys = 200, kHeads = 4, kGroup = 2, kLeft = 90;
 constexpr double kCap = 9, kDrop = 0.3;
-constexpr bool kFloat = Kernel::config.dtype == KernelType::f32_;
-constexpr double kRounding = kFloat ? 0x1p-19 : (Kernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
+constexpr bool kFloat = EmulatedKernel::config.dtype == KernelType::f32_;
+constexpr double kRounding = kFloat ? 0x1p-19 : (EmulatedKernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
 
 enum Option { kScores = 1, kSink = 2, kDropout = 4, kPacked = 8, kWindow = 16, kJump = 32 };
 
@@ -162,21 +162,21 @@ struct Problem {
     void run(ForwardStatisticsParams& params) {
         Sequences side;
         side.capacity = params.q_lengths.capacity, side.max_length = kRows, side.cu = params.q_lengths.cu;
-        params.schedule = schedule_params(side, kBatch, kHeads, Kernel::config.tile_q, 1e3, has(kWindow));
+        params.schedule = schedule_params(side, kBatch, kHeads, EmulatedKernel::config.tile_q, 1e3, has(kWindow));
         ForwardPlan plan;
         plan.instance = kGeneralInstance;
-        plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward_statistics<Kernel>(0, 1));
+        plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward_statistics<EmulatedKernel>(0, 1));
         if (params.head_maxima)
             plan.head_maxima =
-                launch_shape(1, resources_of_forward_statistics<Kernel>(static_cast<int>(ForwardStep::head_maxima), 1));
+                launch_shape(1, resources_of_forward_statistics<EmulatedKernel>(static_cast<int>(ForwardStep::head_maxima), 1));
         std::vector<float> sums;
-        if (needs_long_sums(Kernel::config, kKeys)) {
+        if (needs_long_sums(EmulatedKernel::config, kKeys)) {
             plan.blocks_at_once = 3;
-            sums.assign(plan.blocks_at_once * long_sums_bytes(Kernel::config.tile_q, kDim) / sizeof(float) + 1, NAN);
+            sums.assign(plan.blocks_at_once * long_sums_bytes(EmulatedKernel::config.tile_q, kDim) / sizeof(float) + 1, NAN);
             sums.back() = 7;  // a guard
             params.long_sums = sums.data();
         }
-        launch_forward_statistics<Kernel>(plan, params, nullptr);
+        launch_forward_statistics<EmulatedKernel>(plan, params, nullptr);
         if (!sums.empty() && sums.back() != 7) std::exit(2);
     }
 };

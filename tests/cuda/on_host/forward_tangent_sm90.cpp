@@ -17,12 +17,12 @@ using namespace libflash;
 using namespace libflash::cuda;
 
 constexpr int kMultiprocessors = 3, kAll = kUnboundedWindow;
-struct Kernel {
+struct EmulatedKernel {
     static constexpr KernelConfig config{
         "forward_tangent", Operation::forward_tangent, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, TANGENT_TILE, STAGES, ""};
 };
-using T = ElementOf<Kernel::config.dtype>;
-constexpr double kRounding = Kernel::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7;
+using T = ElementOf<EmulatedKernel::config.dtype>;
+constexpr double kRounding = EmulatedKernel::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7;
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim, head_dim_v;
@@ -121,7 +121,7 @@ struct Problem {
         Sequences side;
         side.capacity = params.q_lengths.capacity, side.max_length = c.queries, side.cu = params.q_lengths.cu;
         const bool causal = c.right < kAll, paired = causal && c.lengths == Lengths::dense;
-        const int tile = Kernel::config.tile_q;
+        const int tile = EmulatedKernel::config.tile_q;
         ForwardTangentPlan plan;
         plan.instance = c.fused ? kFusedTangentInstance : kPlainTangentInstance;
         const double head_bytes = paired ? kL2Bytes : 1e3;  // pairs: groups of one head
@@ -130,7 +130,7 @@ struct Problem {
         const int64_t units = blocks_of(params.schedule);
         const int64_t most = c.lengths == Lengths::dense ? kMultiprocessors : units;
         plan.attention = launch_shape(make_static_schedule(params.schedule, side.capacity, tile, most),
-                                      resources_of_forward_tangent<Kernel>(0, plan.instance.number));
+                                      resources_of_forward_tangent<EmulatedKernel>(0, plan.instance.number));
         return plan;
     }
 
@@ -194,7 +194,7 @@ bool check(const Case& c) {
         });
     }
     const ForwardTangentPlan plan = p.plan();
-    launch_forward_tangent<Kernel>(plan, p.params, nullptr);
+    launch_forward_tangent<EmulatedKernel>(plan, p.params, nullptr);
     RelativeError out, tout, lse, mu, delta, tdelta;
     bool zeros = true;
     p.for_checked_rows([&](const Problem::Row& exact, size_t row, int h) {
@@ -225,7 +225,7 @@ int main(int, char** argv) {
     constexpr int kDim = HEAD_DIM, kFew = kDim > 128 ? 136 : kDim - 8;
     bool good = true;
     for (const bool fused : {false, true}) {
-        if (fused && !is_fused_with_forward(Kernel::config)) continue;
+        if (fused && !is_fused_with_forward(EmulatedKernel::config)) continue;
         const Case cases[] = {
             {1, 1, 1, 64, 100, kDim, kDim, kAll, kAll, 1, 1, 7, false, fused},                              // one work tile
             {1, 2, 1, 300, 333, kDim, kDim, kAll, 0, 1, 1, 7, true, fused, Lengths::dense, true},           // causal

@@ -15,15 +15,19 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct Kernel {
+struct EmulatedKernel {
     static constexpr KernelConfig config{
         "backward_tangent", Operation::backward_tangent, ARCHITECTURE, KernelType::DTYPE, HEAD_DIM, HEAD_DIM, TANGENT_TILE, ""};
 };
-constexpr bool kDouble = Kernel::config.dtype == KernelType::f64_, kFloat = Kernel::config.dtype == KernelType::f32_;
-using T = std::conditional_t<kDouble, double, ElementOf<Kernel::config.dtype>>;
+constexpr bool kDouble = EmulatedKernel::config.dtype == KernelType::f64_,
+               kFloat = EmulatedKernel::config.dtype == KernelType::f32_;
+using T = std::conditional_t<kDouble, double, ElementOf<EmulatedKernel::config.dtype>>;
 using Real = std::conditional_t<kDouble, double, float>;
 using Statistics = std::conditional_t<kDouble, DoubleTangentStatistics, TangentStatistics>;
-constexpr double kLimit = kDouble ? 1e-12 : kFloat ? 0x1p-18 : Kernel::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7;
+constexpr double kLimit = kDouble                                            ? 1e-12
+                          : kFloat                                           ? 0x1p-18
+                          : EmulatedKernel::config.dtype == KernelType::f16_ ? 0x1p-10
+                                                                             : 0x1p-7;
 constexpr int kHeads = 2, kKeyHeads = 1, kDim = HEAD_DIM;
 constexpr int64_t kThreadBlocks = 3;  // that run at the same time, where a counter gives the next work tile
 
@@ -77,20 +81,20 @@ bool run(Tensors& x, const Sides& sides) {
     GuardedMemory<int32_t> first_units(sides.batch, 0x7ead7ead), next_tiles(2, 0x7ead7ead);
     params.statistics = reinterpret_cast<TangentStatistics*>(statistics.x.data());
     params.first_units = first_units.x.data();
-    const int tile = Kernel::config.tile_q;
+    const int tile = EmulatedKernel::config.tile_q;
     params.unit_schedule = schedule_params(sides.queries, sides.batch, kHeads, kUnitRows, 1e9, false);
     params.query_schedule = schedule_params(sides.queries, sides.batch, kHeads, tile, 1e3, true);
     params.key_schedule = schedule_params(sides.keys, sides.batch, kKeyHeads, tile, 1e3, false);
     BackwardTangentPlan plan;
     const auto launch = [&](BackwardTangentStep step, const ScheduleParams& schedule) {
-        return launch_shape(blocks_of(schedule), resources_of_backward_tangent<Kernel>(int(step), plan.instance.number));
+        return launch_shape(blocks_of(schedule), resources_of_backward_tangent<EmulatedKernel>(int(step), plan.instance.number));
     };
     plan.statistics = launch(BackwardTangentStep::statistics, params.unit_schedule);
 #ifdef STAGES  // sm90
     plan.instance = kMovingDoutInstance;
     plan.tdq = launch(BackwardTangentStep::gradients, params.query_schedule);
     plan.tdk_tdv = launch(BackwardTangentStep::gradients_of_keys, params.key_schedule);
-    if (plan.statistics.blocks > 0 && !has_kernel_for_each_gradient(Kernel::config)) {
+    if (plan.statistics.blocks > 0 && !has_kernel_for_each_gradient(EmulatedKernel::config)) {
         params.next_tiles = next_tiles.x.data();
         for (LaunchShape* shape : {&plan.tdq, &plan.tdk_tdv}) shape->blocks = std::min<int64_t>(shape->blocks, kThreadBlocks);
     }
@@ -98,7 +102,7 @@ bool run(Tensors& x, const Sides& sides) {
     plan.tdq = launch(BackwardTangentStep::gradients, params.query_schedule);
     plan.tdk = plan.tdv = launch(BackwardTangentStep::gradients, params.key_schedule);
 #endif
-    launch_backward_tangent<Kernel>(plan, params, nullptr);
+    launch_backward_tangent<EmulatedKernel>(plan, params, nullptr);
     return statistics.is_kept() && first_units.is_kept() && next_tiles.is_kept();
 }
 
