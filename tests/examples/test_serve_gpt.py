@@ -102,8 +102,9 @@ def test_batches_change_no_bit(model: pathlib.Path, name: str) -> None:
     assert found["counts"]["accepted"] > 0
 
 
-@pytest.mark.parametrize("name", ["all", "e4m3", "bfloat16"])
+@pytest.mark.parametrize("name", ["all", "e4m3"])
 def test_rows_that_are_not_invariant_change_bits(model: pathlib.Path, name: str) -> None:
+    """Not with bfloat16: rounding to bfloat16 may hide every difference between two orders of a float32 sum."""
     found = served(model, *OPTIONS[name], *CHAINS, "--free")
     assert found["check"]["equal"] < found["check"]["texts"]
     assert found["check"]["difference"] > 0

@@ -318,7 +318,64 @@ void wait_for_groups(int BulkGroup::* left, int pending) {
 void wait_for_reads(int pending) { wait_for_groups(&BulkGroup::unread, pending); }
 void wait_for_additions(int pending) { wait_for_groups(&BulkGroup::incomplete, pending); }
 
-// Products of warpgroups.
+// Products.
+
+namespace {
+
+// As many doubles as a register of this processor holds. The compiler's own vectors: it does not keep sums in registers when it
+// makes vectors of loops.
+#ifdef __AVX512F__
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+using Doubles = double __attribute__((vector_size(8 * kLanes)));
+using FewFloats = float __attribute__((vector_size(4 * kLanes)));
+
+Doubles load_doubles(const float* from) {
+    FewFloats x;
+    std::memcpy(&x, from, sizeof x);
+    return __builtin_convertvector(x, Doubles);
+}
+// a * b + c of numbers with up to 24 bits: the product is exact, so it does not matter whether it is rounded.
+Doubles multiply_add(double a, Doubles b, Doubles c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_pd(_mm512_set1_pd(a), b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_pd(_mm256_set1_pd(a), b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// Four rows and kVectors times kLanes columns.
+template <int kVectors>
+void add_block(float* sums, int stride, const double (*a)[16], const float* b, int stride_b) {
+    Doubles sum[4][kVectors];
+    for (int row = 0; row < 4; ++row)
+        for (int n = 0; n < kVectors; ++n) sum[row][n] = load_doubles(sums + row * stride + n * kLanes);
+    for (int k = 0; k < 16; ++k)
+        for (int n = 0; n < kVectors; ++n) {
+            const Doubles of_k = load_doubles(b + k * stride_b + n * kLanes);
+            for (int row = 0; row < 4; ++row) sum[row][n] = multiply_add(a[row][k], of_k, sum[row][n]);
+        }
+    for (int row = 0; row < 4; ++row)
+        for (int n = 0; n < kVectors; ++n) {
+            const FewFloats rounded = __builtin_convertvector(sum[row][n], FewFloats);
+            std::memcpy(sums + row * stride + n * kLanes, &rounded, sizeof rounded);
+        }
+}
+
+}  // namespace
+
+void add_product(float* sums, int stride, const double (&a)[16][16], const float* b, int stride_b, int columns) {
+    for (int row = 0; row < 16; row += 4) {
+        int col = 0;
+        for (; col + 2 * kLanes <= columns; col += 2 * kLanes)
+            add_block<2>(sums + row * stride + col, stride, &a[row], b + col, stride_b);
+        if (col < columns) add_block<1>(sums + row * stride + col, stride, &a[row], b + col, stride_b);
+    }
+}
 
 namespace {
 

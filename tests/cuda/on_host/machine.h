@@ -3,7 +3,7 @@
 // compilation time.
 #pragma once
 
-// Some functions set -O3 by an attribute (numbers.h, wgmma.cuh). With the same level these functions can be inlined there.
+// Some functions set -O3 by an attribute (numbers.h, exact_sums.h). With the same level these functions can be inlined there.
 #pragma GCC push_options
 #pragma GCC optimize("O3")
 

@@ -16,21 +16,16 @@ float half_of(uint64_t pair, int which) {
     return to_float(x);
 }
 
-// Eight columns of a row. The compiler's own vectors: it does not keep sums in registers when it makes vectors of loops.
+// Adds a product to sums [row][column], all of 16 rows: a[row][k] times b[k][column]. Each sum is rounded once. The columns are a
+// multiple of 8; the strides are those of the rows of sums and of b.
+void add_product(float* sums, int stride, const double (&a)[16][16], const float* b, int stride_b, int columns);
+
+// Eight columns of a row.
 using Floats = float __attribute__((vector_size(32)));
-using Doubles = double __attribute__((vector_size(64)));
 inline Floats eight_floats(const float* from) {
     Floats x;
     std::memcpy(&x, from, sizeof x);
     return x;
-}
-// a * b + c of numbers with up to 24 bits: the product is exact, so it does not matter whether it is rounded.
-__attribute__((always_inline)) inline Doubles multiply_add(double a, Doubles b, Doubles c) {
-#ifdef __AVX512F__
-    return _mm512_fmadd_pd(_mm512_set1_pd(a), b, c);
-#else
-    return a * b + c;
-#endif
 }
 
 // Eight numbers of 16 bits.
@@ -93,18 +88,7 @@ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
                 right[lane % 4 * 2 + i / 2 * 8 + i % 2][lane / 4] = half_of<T>(lanes(lane).b[i / 2], i % 2);
         }
         load_sums(sums, lanes);
-        for (int first = 0; first < 16; first += 4) {
-            Doubles sum[4];
-            for (int row = 0; row < 4; ++row) sum[row] = __builtin_convertvector(eight_floats(sums[first + row]), Doubles);
-            for (int k = 0; k < 16; ++k) {
-                const Doubles of_k = __builtin_convertvector(eight_floats(right[k]), Doubles);
-                for (int row = 0; row < 4; ++row) sum[row] = multiply_add(left[first + row][k], of_k, sum[row]);
-            }
-            for (int row = 0; row < 4; ++row) {
-                const Floats rounded = __builtin_convertvector(sum[row], Floats);
-                std::memcpy(sums[first + row], &rounded, sizeof rounded);
-            }
-        }
+        add_product(sums[0], 8, left, right[0], 8, 8);
         store_sums(sums, lanes);
     });
 }

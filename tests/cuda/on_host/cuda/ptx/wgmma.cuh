@@ -55,8 +55,8 @@ struct Wgmma {
             load_block(x, descriptor, kTransposed, first_row + row, k);
             if (kTransposed) transpose(x);
             for (int i = 0; i < 8; ++i) {
-                const Doubles of_row = __builtin_convertvector(to_floats(x[i], T()), Doubles);
-                std::memcpy(&a[row + i][k], &of_row, sizeof of_row);
+                const Floats of_row = to_floats(x[i], T());
+                for (int j = 0; j < 8; ++j) a[row + i][k + j] = double{of_row[j]};
             }
         }
     }
@@ -90,28 +90,8 @@ struct Wgmma {
         } else {
             std::memset(sums, 0, sizeof sums);
         }
-        constexpr int kVectors = kN % 16 == 0 ? 2 : 1;
-        for (int row = 0; row < 16; row += 4)
-            for (int col = 0; col < kN; col += 8 * kVectors) add_block<kVectors>(sums, operands, row, col);
+        add_product(sums[0], kN, operands.a, operands.b[0], kN + 16, kN);
         for_pairs_of_sums(sums, lanes, [](const float* at, float* of_lane) { std::memcpy(of_lane, at, 8); });
-    }
-    // Four rows and kVectors times eight columns.
-    template <int kVectors>
-    static void add_block(float (&sums)[16][kN], const Operands& operands, int first_row, int first_col) {
-        Doubles sum[4][kVectors];
-        for (int i = 0; i < 4 * kVectors; ++i) {
-            const float* const from = &sums[first_row + i / kVectors][first_col + i % kVectors * 8];
-            sum[i / kVectors][i % kVectors] = __builtin_convertvector(eight_floats(from), Doubles);
-        }
-        for (int k = 0; k < 16; ++k)
-            for (int n = 0; n < kVectors; ++n) {
-                const Doubles b = __builtin_convertvector(eight_floats(&operands.b[k][first_col + n * 8]), Doubles);
-                for (int row = 0; row < 4; ++row) sum[row][n] = multiply_add(operands.a[first_row + row][k], b, sum[row][n]);
-            }
-        for (int i = 0; i < 4 * kVectors; ++i) {
-            const Floats rounded = __builtin_convertvector(sum[i / kVectors][i % kVectors], Floats);
-            std::memcpy(&sums[first_row + i / kVectors][first_col + i % kVectors * 8], &rounded, sizeof rounded);
-        }
     }
 
     template <bool kTransposedB, bool kTransposedA = false>
