@@ -32,8 +32,8 @@
  * NaN and infinity. In q they affect only the results of their own row; in k and v, only those of the rows that see the key.
  * Memory outside the sequences (rows past a length, the unused rest of a page, free pages) never affects a result. Exceptions:
  *   - On CUDA, and in decode on the CPU too, a NaN or infinity in v at a key that a row does not see can reach that row if the
- *     row sees another key of the same tile (at most 128 keys), or if only `mask` or a bias of -infinity hides the key; but no
- *     other row.
+ *     row sees another key of the same tile (at most 128 keys), or if only `mask` or a bias of -infinity hides the key. Other
+ *     rows are not affected.
  *   - In backward on CUDA, a NaN or infinity in q, k, v or dout can reach, besides the gradients that depend on it, those of the
  *     rows and keys that share a tile of at most 128 rows and 128 keys with it.
  *   - On CUDA, a row whose scores overflow can change the last bits of the other rows of its tile.
@@ -117,7 +117,7 @@ FLASH_API const char *flash_version_string(void);
 typedef enum flash_status_t {
     FLASH_STATUS_OK = 0,
     FLASH_STATUS_INVALID = 1,       /* an argument is wrong: a shape, a stride, a value, a missing tensor, a device_id that */
-                                    /*   does not exist; or LIBFLASH_NUM_THREADS is no valid number */
+                                    /*   does not exist; or LIBFLASH_NUM_THREADS is not a valid number */
     FLASH_STATUS_UNSUPPORTED = 2,   /* the call is correct, but no kernel of this build supports it on this machine */
     FLASH_STATUS_VERSION = 3,       /* `struct_size` fits no version, or a field is set that this library does not know */
     FLASH_STATUS_WORKSPACE = 4,     /* the workspace is missing, too small or misaligned; the error text has the size needed */
@@ -148,8 +148,8 @@ FLASH_API const char *flash_last_error(void);
  *   - Each size is less than 2^40. On CUDA the batch is less than 2^31, and the rows of a tensor or sequence and the capacity are
  *     less than 2^29 (else UNSUPPORTED). Data must be aligned to the size of its elements. `data` may be NULL if the tensor has
  *     no elements.
- *   - An output must not overlap an input, another output or itself. Slices of one buffer (dq, dk and dv of one packed tensor)
- *     do not overlap. Some interleaved strides are refused although no byte is shared. Exception: the caches of section 7, "Views
+ *   - An output must not overlap an input, another output or itself. Slices of one buffer (dq, dk and dv in one tensor) do not
+ *     overlap. Some interleaved strides are refused although no byte is shared. Exception: the caches of section 7, "Views
  *     and parts". */
 typedef enum flash_dtype_t {
     FLASH_DTYPE_NONE = 0,
@@ -254,8 +254,7 @@ typedef struct flash_attention_options_t {
     int64_t window_right;   /* the same after the diagonal; with FLASH_FLAG_CAUSAL it counts as 0 */
     int64_t max_seqlen_q;   /* packed: upper bound of the sequence lengths; 0: not known. Optional */
     int64_t max_seqlen_k;
-    int64_t num_splits;     /* forward: the number of ranges into which the keys are split, 1 to 1024; 1: no split; */
-                            /*   0: the library chooses */
+    int64_t num_splits;     /* 0 to 1024; no effect: forward and backward do not split the keys, decode does (section 7) */
 
     const flash_tensor_t *cu_seqlens_q; /* INT32 (B + 1): sequence b is rows cu[b] to cu[b + 1] - 1 of the packed tensor; cu[0] */
                                         /*   is 0, entries do not decrease, the last one is at most the rows of the tensor */
@@ -275,7 +274,7 @@ typedef struct flash_attention_options_t {
     const flash_block_lists_t *block_lists; /* a block mask in compressed form; not together with block_mask */
 
     /* Backward only; must be NULL in a forward call (dlse: see section 14 too). */
-    const flash_tensor_t *dlse;  /* input: gradient of the loss with respect to lse; shape and type of lse */
+    const flash_tensor_t *dlse;  /* input: d loss / d lse; shape and type of lse */
     const flash_tensor_t *dbias; /* output: shape and type of bias; summed over the repeated dimensions */
     const flash_tensor_t *dsink; /* output: shape and type of learnable_sink */
 
@@ -310,9 +309,9 @@ typedef struct flash_attention_options_t {
     /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. For backward and for tangents; see sections 6
      * and 14. */
     const flash_tensor_t *delta;
-    int32_t sm_margin; /* CUDA: multiprocessors to leave free for other kernels. Effect: forward, backward and their */
-                       /*   tangents on sm90, where a persistent thread block runs on each multiprocessor; forward then */
-                       /*   has a dynamic tile scheduler. Not negative */
+    int32_t sm_margin; /* CUDA: multiprocessors to leave free for other kernels; not negative. It affects forward, */
+                       /*   backward and their tangents on sm90, where a persistent thread block runs on each */
+                       /*   multiprocessor; forward then has a dynamic tile scheduler */
     int32_t reserved2; /* 0 */
 
     /* Forward only; outputs, written if given: statistics of the rows. See section 5. */
@@ -373,8 +372,9 @@ typedef struct flash_attention_options_t {
  *
  * The scores s are those of section 1, with scale, softcap, ALiBi and bias. Dropout does not change the statistics, and the sink
  * is no logit. With shape (Hq), max_logit is the largest over all rows of all sequences. A row that sees no key has max_logit
- * -infinity and entropy 0; where lse is NaN, so are both. Not written: rows of a packed tensor that belong to no sequence. They
- * have no gradients, and are refused with FLASH_FLAG_CONTINUE (of disjoint keys max_logit is the maximum). */
+ * -infinity and entropy 0; where lse is NaN, so are both. Not written: rows of a packed tensor that belong to no sequence. The
+ * statistics have no gradients, and are refused with FLASH_FLAG_CONTINUE. (max_logit over several disjoint sets of keys is the
+ * maximum of their max_logit.) */
 FLASH_API flash_status_t flash_attention_forward(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
                                                  const flash_tensor_t *out, const flash_tensor_t *lse,
                                                  const flash_attention_options_t *options, void *workspace,
@@ -404,7 +404,7 @@ FLASH_API flash_status_t flash_attention_forward_workspace_size(const flash_tens
  *
  * Sums over calls. With FLASH_FLAG_ADD, dq, dk and dv are added to, not replaced; rows without a gradient stay as they are. They
  * must be FLOAT32 (FLOAT64 with FLOAT64 tensors). dbias and dsink are replaced as always.
- * delta. rowsum(dout * out) - dlse is the same for all parts of the keys. If given, options->delta is written by a call without
+ * Delta. rowsum(dout * out) - dlse is the same for all parts of the keys. If given, options->delta is written by a call without
  * FLASH_FLAG_ADD, and read by a call with it; the latter does not read the data of out, and dlse, which delta contains, must
  * be NULL.
  *
@@ -449,12 +449,12 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Trees (speculative decoding). The last Sq keys of a sequence are those of its query rows. With tree_mask, which replaces the
  * causal rule, a row sees those of them whose bit is set, and all earlier keys: bit j % 32 of word j / 32 is for the j-th of the
- * last Sq keys. A row's own bit is not implied. A sequence needs 32 * words >= Sq. The rows of tree_mask are the query rows, or
- * with cu_seqlens_tree for each sequence all of its query rows or none: a sequence without rows of tree_mask is causal.
- * q_positions are the positions of the query rows, and of the last Sq keys, for the rotary embedding, the window and ALiBi: the
- * position of a node of a tree is the number of keys before the tree plus its depth. NULL: row i has position Lk - Sq + i. They
- * do not change the causal rule. With q_positions the window compares positions, and CAUSAL does not set window_right to 0. A
- * window with tree_mask but without q_positions is UNSUPPORTED.
+ * last Sq keys. A row sees its own key only if that bit is set. A sequence needs 32 * words >= Sq. The rows of tree_mask are the
+ * query rows, or with cu_seqlens_tree for each sequence all of its query rows or none: a sequence without rows of tree_mask is
+ * causal. q_positions are the positions of the query rows, and of the last Sq keys, for the rotary embedding, the window and
+ * ALiBi: the position of a node of a tree is the number of keys before the tree plus its depth. NULL: row i has position Lk - Sq
+ * + i. They do not change the causal rule. With q_positions the window compares positions, and CAUSAL does not set window_right
+ * to 0. A window with tree_mask but without q_positions is UNSUPPORTED.
  *
  * Shards. With shard_count > 1 the cache has a part of the keys: key t of a sequence is on shard (t / shard_keys) mod
  * shard_count, and the keys of a shard follow each other in its cache without gaps, so that block_table, page_size and the
@@ -468,12 +468,12 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * Shared keys. shared_groups and shared_lens say that sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first
  * shared_lens[i] keys in the same memory: the same cache entry, or the same pages in the columns of the table that they read. It
  * is a hint that changes no bit of a result. Groups ascend and may be empty; sequences outside of them share nothing. shared_lens
- * counts keys that were valid before the call. The CPU checks it, and computes as without it: one that is not true is refused
- * (INVALID). On CUDA one that is not true gives wrong results for the sequences of its groups; nothing outside of the tensors is
- * touched. There the shared keys are read once for several sequences (explain: "shared keys") if q has 16 bits, D and Dv are at
- * most 128, rows are not packed and at most 16 share a key head, there are four sequences or more for each group, and enough of
- * them to fill the GPU; without scales, q_positions, tree_mask, cache_leftpad, alibi_slopes, window_left, shards and
- * FLOAT32 out. Else the hint is ignored.
+ * counts keys that were valid before the call. The CPU computes as without the hint, and refuses one that is not true (INVALID).
+ * On CUDA a hint that is not true gives wrong results for the sequences of its groups; nothing outside of the tensors is touched.
+ * There the shared keys are read once for several sequences (explain: "shared keys") if q has 16 bits, D and Dv are at most 128,
+ * rows are not packed and at most 16 share a key head, there are four sequences or more for each group, and enough of them to
+ * fill the GPU; without scales, q_positions, tree_mask, cache_leftpad, alibi_slopes, window_left, shards and FLOAT32 out. Else
+ * the hint is ignored.
  *
  * Schedule. On Hopper GPUs sequences with many query rows (at least 64 or 96; "long chunks" in explain) have a kernel of their
  * own, which computes them in an order that depends on lengths alone: those in cache_seqlens, cu_seqlens_q and cu_seqlens_new.
@@ -511,10 +511,10 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * after rotation.
  *
  * Types of the caches. The type of q, or, unless that is FLOAT64 (CUDA: or FLOAT32), one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2,
- * INT8. k_cache and v_cache have the same. q of 8 bits is UNSUPPORTED. Elements of 8 bits are codes. A cache of codes gives bit
- * for bit what a cache of q's type with the values of the codes gives with the same scales. Exception: on Hopper GPUs, without
- * scales and without FLASH_FLAG_INVARIANT_ROWS, the kernels, and so the bits, may differ with 17 or more query rows of a key
- * head, and in calls with long chunks (without num_splits and split_size). explain names the kernels.
+ * INT8. k_cache and v_cache have the same type. q of 8 bits is UNSUPPORTED. Elements of 8 bits are codes. A cache of codes gives
+ * bit for bit what a cache of q's type with the values of the codes gives with the same scales. Exception: on Hopper GPUs,
+ * without scales and without FLASH_FLAG_INVARIANT_ROWS, the kernels, and so the bits, may differ with 17 or more query rows of a
+ * key head, and in calls with long chunks (without num_splits and split_size). explain names the kernels.
  *
  * Scales. A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
  * strides. Without a scale the value is the element; INT8 needs both scales. By the number of dimensions:
@@ -533,12 +533,13 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Invariant rows. With FLASH_FLAG_INVARIANT_ROWS the bits of a row of out and lse depend on the row itself, the keys that it sees
  * and their numbers in the sequence alone. They do not depend on the rest of the batch and its order, on how many rows of the
- * sequence the call has (prefill in chunks of any sizes gives the bits of one row after another), on the page size, contiguous or
- * not, on the number of threads, or on a tree_mask that lets a row see the keys that it would see without. On the CPU a NaN or
- * infinity at a key that a row does not see never reaches the row; on CUDA one in v can (section 1). Keys are added in segments
- * of split_size keys, or of a number that the library chooses (explain prints it); num_splits must be 0. The bits are those of
- * one kernel on one kind of processor: the instruction sets of the CPU differ, and so do flash_attention_forward and decode
- * without the flag. On CUDA the workspace grows with the rows of the call times the capacity; split_size makes it smaller.
+ * sequence the call has (prefill in chunks of any sizes gives the bits of one row after another), on whether the cache is
+ * contiguous or paged and its page size, on the number of threads, or on a tree_mask that lets a row see the keys that it would
+ * see without. On the CPU a NaN or infinity at a key that a row does not see never reaches the row; on CUDA one in v can (section
+ * 1). Keys are added in segments of split_size keys, or of a number that the library chooses (explain prints it); num_splits must
+ * be 0. The bits are those of one kernel on one kind of processor: the instruction sets of the CPU differ, and so do
+ * flash_attention_forward and decode without the flag. On CUDA the workspace grows with the rows of the call times the capacity;
+ * split_size makes it smaller.
  *
  * Views and parts, as in multi-head latent attention. v_cache may be a view of the first Dv channels of k_cache: the same
  * address, strides and type; with these, Dv above D is refused (INVALID). An append then has no v_new, and the scales of k_cache
@@ -548,7 +549,7 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr), packed (total_new, Hk, Dr), is appended
  * to it. The rotary embedding then rotates the first r channels of k_rope_new and of the last Dr channels of q, r at most Dr, and
  * no others. All tensors of a cache may be views of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a
- * multiple of 16, and beside codes there are at most 144 channels in k_rope_cache (else UNSUPPORTED). */
+ * multiple of 16, and with a cache of codes there are at most 144 channels in k_rope_cache (else UNSUPPORTED). */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS */
@@ -565,8 +566,8 @@ typedef struct flash_decode_options_t {
     const flash_tensor_t *block_table;     /* INT32 (B, columns) */
     const flash_tensor_t *cache_batch_idx; /* INT32 (B); not together with block_table */
     const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first cache_leftpad[b] keys do not exist, at most */
-                                           /*   cache_seqlens[b] (see bad contents); pages that hold no other keys are not */
-                                           /*   read, and their entries may have any value */
+                                           /*   cache_seqlens[b] (see "Bad contents"); pages that hold no other keys are */
+                                           /*   not read, and their table entries may have any value */
     const flash_tensor_t *k_new;           /* (B, S_new, Hk, D), or packed (total_new, Hk, D); with k_rope_cache D - Dr */
                                            /*   channels */
     const flash_tensor_t *v_new;           /* (B, S_new, Hk, Dv), or packed (total_new, Hk, Dv) */
@@ -591,7 +592,7 @@ typedef struct flash_decode_options_t {
     const flash_tensor_t *shared_lens;     /* INT32 (n): the number of these keys; both are given or none */
     int64_t shard_count;                   /* the number of shards of the keys; 0 or 1: the cache has all. See "Shards" */
     int64_t shard_index;                   /* which of them this cache is, from 0 */
-    int64_t shard_keys;                    /* neighbouring keys that stay together; 0 counts as 1 */
+    int64_t shard_keys;                    /* consecutive keys that are on the same shard; 0 counts as 1 */
     const flash_tensor_t *schedule;        /* INT32 (n), what flash_attention_decode_schedule has written; see "Schedule" */
 } flash_decode_options_t;
 
@@ -624,10 +625,10 @@ FLASH_API flash_status_t flash_attention_decode_schedule(const flash_tensor_t *q
                                                          const flash_tensor_t *lse, const flash_decode_options_t *options,
                                                          const flash_tensor_t *schedule, void *stream);
 
-/* Writes new rows of keys and values to slots of a cache, as inference engines do before they attend: rows of any sequences in
- * any order, without lengths and tables. Row i goes to row slots[i] mod rows of entry or page slots[i] / rows, where rows is
- * k_cache.shape[1]; a slot outside of the cache (-1) means that the row is not written. No other row changes. No workspace.
- * Afterwards flash_attention_decode without k_new attends to the rows.
+/* Writes new rows of keys and values to slots of a cache, as inference engines do before they compute attention: rows of any
+ * sequences in any order, without lengths and tables. Row i goes to row slots[i] mod rows of entry or page slots[i] / rows, where
+ * rows is k_cache.shape[1]; a slot outside of the cache (-1) means that the row is not written. No other row changes. No
+ * workspace. Afterwards flash_attention_decode without k_new attends to the rows.
  *
  *     k_new     (total, Hk, D)                       v_new     (total, Hk, Dv)
  *     k_cache   (entries or pages, rows, Hk, D)      v_cache   (entries or pages, rows, Hk, Dv)
@@ -704,10 +705,11 @@ FLASH_API flash_status_t flash_block_mask_compress(const flash_tensor_t *block_m
  * 10  EXPLAIN
  *
  * Text for people: which kernel, tile, splits and workspace the call would use, and why it would not use the other kernels. Reads
- * no tensor data and needs no outputs: out, dq, dk and dv have the types of q, k and v (with FLASH_FLAG_ADD gradients are
- * FLOAT32). Writes at most `capacity` bytes to `text`, including the final 0; `text` may be NULL if `capacity` is 0. If `needed`
- * is not NULL, it gets the number of bytes of the whole text, including the final 0. An unsupported call is explained too (status
- * OK); an invalid one is refused like the call itself, and so is decode with q of 8 bits. */
+ * no tensor data and needs no outputs: out, dq, dk and dv have the types of q, k and v (with FLASH_FLAG_ADD the gradients are
+ * FLOAT32, or FLOAT64 with FLOAT64 tensors). Writes at most `capacity` bytes to `text`, including the final 0; `text` may be NULL
+ * if `capacity` is 0. If `needed` is not NULL, it gets the number of bytes of the whole text, including the final 0. An
+ * unsupported call is explained too (status OK); an invalid one is refused like the call itself, and so is decode with q of 8
+ * bits. */
 FLASH_API flash_status_t flash_attention_forward_explain(const flash_tensor_t *q, const flash_tensor_t *k,
                                                          const flash_tensor_t *v, const flash_attention_options_t *options,
                                                          char *text, size_t capacity, size_t *needed);
@@ -796,8 +798,8 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
 /* ---------------------------------------------------------------------------------------------------------------------
  * 13  NOT STABLE: OPTIONS FOR TESTS
  *
- * If positive, tile_q and tile_k in flash_attention_options_t set the query rows and keys per tile of the CPU backend (1 to 512),
- * so that small problems have several tiles. Any version may remove them. */
+ * If positive, tile_q and tile_k in flash_attention_options_t set the query rows and keys per tile of the CPU backend (1 to 512;
+ * a tile has at most 64 query rows), so that small problems have several tiles. Any version may remove them. */
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 14  TANGENTS: FORWARD MODE AND SECOND DERIVATIVES
@@ -815,7 +817,7 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
  *     delta_i = dot(dout_i, o_i) - dlse_i                   tdelta_i = dot(tdout_i, o_i) + dot(dout_i, to_i) - tdlse_i
  *     ds = p (dp - delta_i)                                 tds = p (ts - tlse_i) (dp - delta_i) + p (tdp - tdelta_i)
  *
- * and the tangents of dq, dk, dv, dbias and dsink follow by the product rule. With them all second derivatives are at hand:
+ * and the tangents of dq, dk, dv, dbias and dsink follow by the product rule. They give all second derivatives:
  *   - Double backward. Let u_dq, u_dk, u_dv, u_dbias and u_dsink be the gradients of a function of dq, dk, dv, dbias and dsink.
  *     Give them as tangents->q, k, v, bias and learnable_sink. Then tangents->out and lse of forward_tangent are its gradients
  *     with respect to dout and dlse. With tangents->dout = dlse = NULL, tangents->dq, dk, dv, dbias and dsink of backward_tangent
@@ -831,7 +833,7 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
  * UNSUPPORTED on CUDA: rows that can see more than 32768 keys (BFLOAT16: 131072; FLOAT64: any number); in
  * backward_tangent also keys that more than so many rows can see, those of all heads that share the key head together.
  *
- * Each tensor has the shape, type and device of what it is the tangent of. A NULL input is zero, a NULL output is not wanted. */
+ * Each tensor has the shape, type and device of what it is the tangent of. A NULL input is zero; a NULL output is not written. */
 typedef struct flash_tangents_t {
     uint32_t struct_size; /* sizeof(flash_tangents_t) */
     uint32_t flags;       /* FLASH_FLAG_FROM_LSE or 0 */

@@ -16,7 +16,7 @@ using namespace libflash;
 
 namespace {
 
-// Sizes of the structs in version 1; later versions append fields.
+// Sizes of the structs in libflash 0.1; later versions append fields.
 constexpr size_t kKernelInfo1 = 72;
 constexpr size_t kDeviceInfo1 = 280;
 static_assert(sizeof(flash_kernel_info_t) == kKernelInfo1 && sizeof(flash_device_info_t) == kDeviceInfo1, "version 1");

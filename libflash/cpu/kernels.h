@@ -17,7 +17,7 @@ namespace libflash::cpu {
 // The plan of a CPU call, made by plan_*() of the kernel that runs it.
 struct Plan {
     int threads = 1;
-    // Threads that the call may use; `threads` is how many its amount of work justifies.
+    // The most threads that the call may use; `threads` is the number that its amount of work justifies.
     int most_threads = 1;
     int tile_q = 0, tile_k = 0;
     int64_t num_splits = 1;

@@ -15,7 +15,7 @@ struct RowNumbers {
 
     int64_t operator()(int64_t i) const { return of_rows ? of_rows[i] : begin + i * step; }
 
-    // The first of `count` rows that stands at `position` or later; `count` if none does.
+    // The first of `count` rows whose position is at least `position`; `count` if there is none.
     int64_t first_from(int64_t position, int64_t count) const {
         if (!of_rows) {
             const int64_t distance = position - begin;

@@ -1,6 +1,6 @@
-// The calls that run before the CUDA kernels of tangents. forward: the kernels start from out and LSE, unless the caller passes
-// these (FLASH_FLAG_FROM_LSE) or the kernel computes them (cuda/tangent_instance.h). backward: if the caller of backward_tangent
-// also requests the gradients.
+// The calls that run before the CUDA kernels of tangents. Before forward_tangent: forward, which computes out and LSE, unless the
+// caller passes these (FLASH_FLAG_FROM_LSE) or the kernel computes them too (cuda/tangent_instance.h). Before backward_tangent:
+// backward, if the caller requests the gradients too.
 #pragma once
 
 #include "problem/build.h"

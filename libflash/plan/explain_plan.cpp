@@ -120,7 +120,7 @@ void cuda_lines(std::string& text, const TangentPlan& plan) {
     }
 }
 
-// For the instance that shares its rule for the bits with the prefill kernel.
+// Only for the instance for invariant rows, which gives the same bits as the prefill kernel.
 void invariant_line(std::string& text, const cuda::DecodePlan& plan) {
     if (!plan.invariant) return;
     const std::string growth =

@@ -29,9 +29,9 @@ struct TangentPlan {
     // CUDA: the plan of the operation. `forward` and `backward` have no kernel if they are not needed.
     cuda::ForwardTangentPlan forward_tangent;
     cuda::BackwardTangentPlan backward_tangent;
-    ForwardPlan forward;    // if out and LSE are not given
+    ForwardPlan forward;    // if out and LSE are neither given nor computed by the kernel
     BackwardPlan backward;  // if gradients are requested
-    Workspace workspace;    // "forward", "lse"; "backward", "tangent"
+    Workspace workspace;    // regions of forward_tangent: "forward", "lse"; of backward_tangent: "tangent", "backward"
     size_t workspace_bytes = 0;
 };
 

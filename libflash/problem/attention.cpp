@@ -5,7 +5,7 @@
 
 namespace libflash {
 
-// Size of the struct in version 1; later versions append fields.
+// Size of the struct in its first version; later versions append fields.
 constexpr size_t kVersion1 = offsetof(flash_attention_options_t, rng_state);
 static_assert(kVersion1 == 224, "version 1 of the attention options");
 

@@ -57,10 +57,10 @@ struct Request {
     const char* kernel = nullptr;
     int num_threads = 0;  // the caller's number; 0: the default
     int tile_q = 0, tile_k = 0;
-    int64_t num_splits = 0;
+    int64_t num_splits = 0;  // decode; forward and backward check it and do not use it
     int64_t split_size = 0;  // decode
     bool deterministic = false;
-    int sm_margin = 0;  // CUDA: multiprocessors to leave to others
+    int sm_margin = 0;  // CUDA: multiprocessors to leave free for other kernels
 };
 
 struct AttentionProblem : ScoreOptions {

@@ -3,7 +3,7 @@
 //
 //   1  the options struct: version, flags, reserved fields, then each plain value in the order of the header
 //   2  each tensor alone, in the order of the arguments; then their devices, dtypes and shapes against each other
-//   3  the tensors of the options in the same way, in the order of the header
+//   3  the tensors of the options in the same way
 //   4  on the CPU, contents of tensors: lengths, block tables, block lists
 //   5  overlap of outputs
 //

@@ -65,7 +65,7 @@ void check_not_appended(const DecodeProblem& p, const std::vector<RowRange>& app
     }
 }
 
-// This would happen, for example, where sequences share a page that is not full.
+// An append would overwrite a key of another sequence, for example, where both share a page that is not full.
 void check_no_key_is_overwritten(const DecodeProblem& p, const std::vector<RowRange>& appended) {
     std::vector<bool> grows(static_cast<size_t>(p.cache.k.shape[0]));
     for (const RowRange& range : appended) grows[static_cast<size_t>(range.page)] = true;

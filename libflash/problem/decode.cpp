@@ -14,7 +14,7 @@ namespace libflash {
 
 namespace {
 
-// Size of the struct in version 1; later versions append fields.
+// Size of the struct in its first version; later versions append fields.
 constexpr size_t kVersion1 = offsetof(flash_decode_options_t, k_scale);
 static_assert(kVersion1 == 160, "version 1 of the decode options");
 constexpr uint32_t kDecodeFlags =

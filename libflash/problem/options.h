@@ -18,7 +18,7 @@ constexpr int32_t kMaxThreads = FLASH_MAX_THREADS;
 void check_struct(const void* options, uint32_t struct_size, size_t version_1, size_t known);
 
 // A copy of the caller's options. Fields that the caller's version of the struct lacks get their defaults; all fields do if
-// `options` is null. `version_1` is the size of the struct in version 1.
+// `options` is null. `version_1`: the size of the struct in the first version of libflash that has it.
 template <class Options>
 Options read_options(const Options* options, size_t version_1) {
     Options known = {};

@@ -21,7 +21,7 @@ struct Sequences {
     int64_t owned(int64_t b) const { return cu ? int64_t{cu[b + 1]} - cu[b] : capacity; }
     // Rows of all sequences.
     int64_t total() const { return cu ? cu[batch] : batch * capacity; }
-    // The sequence to which row `row` belongs, counted over the rows of all sequences.
+    // The sequence that has row `row`, where rows are counted over all sequences.
     int64_t sequence_of(int64_t row) const {
         if (!cu) return row / capacity;
         int64_t low = 0, high = batch;  // binary search for the last sequence that starts at or before the row

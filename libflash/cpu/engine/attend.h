@@ -89,8 +89,8 @@ struct QueryTile {
 template <class A>
 constexpr A kLog2e = static_cast<A>(1.44269504088896340736L);
 
-// The factor that converts the scores that softmax_tile() gets to exponents of 2. With a plain rule these scores are the products
-// q.k, and the factor contains the scale.
+// The factor that converts the scores that softmax_tile() reads to exponents of 2 (`unit` in other functions). With a plain rule
+// these scores are the products q.k, and the factor contains the scale.
 template <class A>
 FLASH_INLINE A score_unit(const ScoreRule<A>& rule) {
     return rule.plain ? static_cast<A>(rule.exact_scale * 1.44269504088896340736) : kLog2e<A>;

@@ -12,7 +12,7 @@ struct RowBiasPairs {
     using Pair = BiasPair<Number>;
     Pair pairs[2][kKeys / 8];
 
-    // Whether `count` keys of each row can be loaded.
+    // Whether `count` keys of each row can be loaded in pairs.
     __device__ __forceinline__ static bool loads(const ScoreRows<Number>& bias, int count) {
         return bias.loads(count, sizeof(Pair));
     }

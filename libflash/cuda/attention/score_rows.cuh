@@ -10,14 +10,14 @@ template <class Number>
 struct ScoreRows {
     const Number* first;  // row 0 of the sequence, the first key
     int64_t row_stride, key_stride;
-    int rows, keys;  // how many there are, from there on
+    int rows, keys;  // rows from row 0 on; keys from the first key on
 
     __device__ __forceinline__ ScoreRows(const ScoreParams& tensor, const void* of_head, int first_key, int length_q,
                                          int length_k)
         : first(static_cast<const Number*>(of_head) + first_key * tensor.stride[3]), row_stride(tensor.stride[2]),
           key_stride(tensor.stride[3]), rows(length_q), keys(length_k - first_key) {}
 
-    // Whether `count` keys of each row can be loaded, `bytes` at a time.
+    // Whether `count` keys of each row can be loaded with aligned loads of `bytes` bytes: these keys exist and are contiguous.
     __device__ __forceinline__ bool loads(int count, int bytes) const {
         const int64_t places = reinterpret_cast<int64_t>(first) | row_stride * static_cast<int64_t>(sizeof(Number));
         return key_stride == 1 && keys >= count && (places & (bytes - 1)) == 0;

@@ -8,8 +8,8 @@
 namespace libflash::cuda {
 
 // The bias of kQueries query rows from a row on and of the warp's 16 keys, in pairs. When the lanes have exchanged them,
-// pairs[n][k] belongs to elements 4 n + 2 k and 4 n + 2 k + 1 of the lane's scores. Rows that do not exist have 0. load() needs
-// loads(): all 16 keys exist.
+// pairs[n][k] belongs to elements 4 n + 2 k and 4 n + 2 k + 1 of the lane's scores. Rows that do not exist have 0. load() may
+// be called only if loads() is true.
 template <int kQueries, class Number>
 struct TransposedBias {
     using Pair = BiasPair<Number>;
