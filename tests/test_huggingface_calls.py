@@ -452,14 +452,14 @@ def test_remote_code_is_refused_only_if_it_is_known_not_to_use_the_interface(
     case: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modeling, refused = REMOTE[case]
-    alone = _torch_hf_interface.classes_alone(imported(tmp_path, monkeypatch, modeling, "Llama"))
-    assert alone == (["RemoteAttention"] if refused else [])
+    classes = _torch_hf_interface.classes_without_interface(imported(tmp_path, monkeypatch, modeling, "Llama"))
+    assert classes == (["RemoteAttention"] if refused else [])
 
 
 def test_a_configuration_without_models_is_judged_by_its_base(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with AutoModel.register(RemoteConfig, BloomModel)."""
-    assert _torch_hf_interface.classes_alone(imported(tmp_path, monkeypatch, "", "Bloom")) == ["BloomAttention"]
-    assert _torch_hf_interface.classes_alone(int) == []
+    assert _torch_hf_interface.classes_without_interface(imported(tmp_path, monkeypatch, "", "Bloom")) == ["BloomAttention"]
+    assert _torch_hf_interface.classes_without_interface(int) == []
 
 
 def test_models_under_sdpa() -> None:

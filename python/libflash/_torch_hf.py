@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ._errors import InvalidError, UnsupportedError
-from ._torch_hf_interface import classes_alone, not_served
+from ._torch_hf_interface import classes_without_interface, not_served
 from ._torch_sdpa_operators import rows_contiguous
 
 NAME = "lf_attention"
@@ -286,10 +286,10 @@ def model_type(config: Any) -> str | None:
 
 
 def refuse_without_interface(config: Any) -> None:
-    alone = classes_alone(type(config))
-    if alone:
+    classes = classes_without_interface(type(config))
+    if classes:
         raise UnsupportedError(
-            f'attn_implementation="{NAME}": {not_served(f"the model of {type(config).__name__}", alone)}; use '
+            f'attn_implementation="{NAME}": {not_served(f"the model of {type(config).__name__}", classes)}; use '
             'attn_implementation="eager"'
         )
 

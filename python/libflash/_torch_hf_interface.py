@@ -33,45 +33,46 @@ def named_attention(kind: type) -> bool:
     return "Attention" in kind.__name__
 
 
-def not_served(model: str, alone: list[str]) -> str:
-    """Why libflash cannot serve a model; `alone`: its attention classes that do not use the interface."""
+def not_served(model: str, classes: list[str]) -> str:
+    """Why libflash cannot serve a model; `classes`: its attention classes, which do not use the interface."""
     return (
-        f"{model} does not use transformers' attention interface (it computes attention in {', '.join(alone) or 'its layers'}), "
-        "so libflash cannot serve it"
+        f"{model} does not use transformers' attention interface (it computes attention in "
+        f"{', '.join(classes) or 'its layers'}), so libflash cannot serve it"
     )
 
 
 # -- known from the class of a configuration alone, which is all that a mask function sees of a model
 
 
-_passed: weakref.WeakSet[type] = weakref.WeakSet()  # configurations for which classes_alone has found none
+_passed: weakref.WeakSet[type] = weakref.WeakSet()  # configurations for which classes_without_interface has found none
 
 
-def classes_alone(config: type) -> list[str]:
+def classes_without_interface(config: type) -> list[str]:
     """The attention classes of the models with this class of configurations, if none of these models uses the interface. Empty
     otherwise, and if that is not known: for models whose attention is in other Python modules."""
     if config in _passed:
         return []
-    homes = next(filter(None, map(homes_of_models, config.__mro__)), [])
-    if not any(map(may_use_interface, homes)):
-        alone = sorted({kind.__name__ for home in homes for kind in modules_in(home) if named_attention(kind)})
-        if alone:
-            return alone
+    files = next(filter(None, map(files_of_models, config.__mro__)), [])
+    if not any(map(may_use_interface, files)):
+        classes = sorted({kind.__name__ for file in files for kind in torch_modules_in(file) if named_attention(kind)})
+        if classes:
+            return classes
     _passed.add(config)
     return []
 
 
-# torch.compile cannot trace classes_alone(). With this mark it calls it while it traces, and takes the result for a constant.
-classes_alone._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# torch.compile cannot trace classes_without_interface(). With this mark it calls the function while it traces, and takes the
+# result for a constant.
+classes_without_interface._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def homes_of_models(config: type) -> list[ModuleType]:
+def files_of_models(config: type) -> list[ModuleType]:
     """The Python modules that define models with this class of configurations, and the models that these are derived from.
     Models derived from them elsewhere do not count."""
     base = sys.modules["transformers"].PreTrainedModel
     names: dict[str, None] = {}
     for kind in below(base):
-        if takes(kind, config) and not any(takes(parent, config) for parent in kind.__bases__):
+        if has_config(kind, config) and not any(has_config(parent, config) for parent in kind.__bases__):
             names |= {parent.__module__: None for parent in kind.__mro__ if parent is not base and issubclass(parent, base)}
     return [sys.modules[name] for name in names if name in sys.modules]
 
@@ -84,24 +85,24 @@ def below(kind: type) -> Iterator[type]:
         yield from below(derived)
 
 
-def takes(kind: type, config: type) -> bool:
+def has_config(kind: type, config: type) -> bool:
     return getattr(kind, "config_class", None) is config
 
 
-def modules_in(home: ModuleType) -> list[type]:
-    """Classes of torch modules defined in a Python module, or imported there."""
-    return [kind for kind in vars(home).values() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)]
+def torch_modules_in(file: ModuleType) -> list[type]:
+    """The classes of torch modules that a Python module defines or imports."""
+    return [kind for kind in vars(file).values() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)]
 
 
-def may_use_interface(home: ModuleType) -> bool:
+def may_use_interface(file: ModuleType) -> bool:
     """Whether classes of this Python module use the interface, or it imports classes or functions from one that knows the
     table."""
-    if any(map(uses_interface, modules_in(home))):
+    if any(map(uses_interface, torch_modules_in(file))):
         return True
     modeling = sys.modules["transformers.modeling_utils"]  # it defines the table, and what every model imports
-    known = (x for x in vars(home).values() if isinstance(x, (type, FunctionType)))
+    known = (x for x in vars(file).values() if isinstance(x, (type, FunctionType)))
     others = {x.__module__ for x in known} - {modeling.__name__}
     tables = (modeling.ALL_ATTENTION_FUNCTIONS, modeling.AttentionInterface)  # under whatever name they are imported
-    return any(x is table for x in vars(home).values() for table in tables) or any(
+    return any(x is table for x in vars(file).values() for table in tables) or any(
         hasattr(sys.modules.get(name), TABLE) for name in others
     )
