@@ -227,12 +227,12 @@ def test_regions() -> None:
         assert made.size == ALIGNMENT * (2 + 2 * slots)
 
 
-CARD = {"lacks": "", "host": ("a", "1"), "number": 0, "gpu": "x", "reaches": ["y"]}
+FACTS = {"lacks": "", "host": ("a", "1"), "number": 0, "gpu": "x", "reaches": ["y"]}
 OTHER = {"lacks": "", "host": ("a", "1"), "number": 1, "gpu": "y", "reaches": ["x"]}
 
 
 @pytest.mark.parametrize(
-    ("card", "text"),
+    ("facts", "text"),
     [
         (OTHER, ""),
         (OTHER | {"lacks": "no PyTorch"}, "rank 1: no PyTorch"),
@@ -242,9 +242,9 @@ OTHER = {"lacks": "", "host": ("a", "1"), "number": 1, "gpu": "y", "reaches": ["
         (OTHER | {"reaches": []}, "the GPU of rank 1 cannot read the memory of that of rank 0"),
     ],
 )
-def test_where_gpus_share_memory(card: dict[str, Any], text: str) -> None:
-    assert symmetric.GpuProvider().obstacle([CARD, card]).startswith(text)
-    assert bool(symmetric.GpuProvider().obstacle([CARD, card])) == bool(text)
+def test_where_gpus_share_memory(facts: dict[str, Any], text: str) -> None:
+    assert symmetric.GpuProvider().obstacle([FACTS, facts]).startswith(text)
+    assert bool(symmetric.GpuProvider().obstacle([FACTS, facts])) == bool(text)
 
 
 def test_a_capture_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_a_capture_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     group = torch.nn.Module()
     axis = calls.groups.Axis(group, 0, 2)
     provider = shared_memory.HostProvider()
-    monkeypatch.setattr(provider, "card", lambda device: {"lacks": ""})
+    monkeypatch.setattr(provider, "facts", lambda device: {"lacks": ""})
     monkeypatch.setattr(provider, "obstacle", lambda cards: "")
     memory = symmetric.GroupMemory(axis, torch.device("cpu"), provider)
     with pytest.raises(libflash.InvalidError, match="inside the capture of a graph, where they cannot be allocated: call once"):

@@ -12,7 +12,7 @@ __all__ = ["BlockMask"]
 class BlockMask:
     """Lists of the 128 x 128 blocks of the scores that are kept. `compress_block_mask` makes it, `block_mask=` accepts it.
 
-    Compress a mask once for many calls: a call with the dense bool array compresses it each time.
+    A call with the dense bool array gives the same result: the kernels read it as it is.
 
     With nq = ceil(seqlen_q / 128) and nk = ceil(seqlen_k / 128), all int32 arrays of one library and device:
 

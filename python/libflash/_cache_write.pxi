@@ -4,7 +4,7 @@
 def cache_write(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None, k_rope_cache=None, k_rope=None, rotary_cos=None,
                 rotary_sin=None, rotary_interleaved=True, positions=None, cache_dtype=None, stream=None, backend=None,
                 kernel=None):
-    """Write new rows of keys and values to slots of a cache, in place, as inference engines do before they attend.
+    """Write new rows of keys and values to slots of a cache, in place, as inference engines do before they compute attention.
 
     Row i goes to row slots[i] % rows of entry or page slots[i] // rows, where rows is k_cache.shape[1]. A slot outside of the
     cache, such as -1, means that the row is not written. No other row changes. Afterwards decode() without k attends to the rows.
@@ -23,7 +23,7 @@ def cache_write(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None, k_
     rotary_cos, rotary_sin, rotary_interleaved : as in decode(), for k, or for k_rope if it is given
     positions : (total,) int32 (int64 on the CPU: converted)
         The position of each row; required with rotary_cos, and refused without.
-    cache_dtype : "e4m3" or "e5m2", what the elements of caches of uint8 are
+    cache_dtype : "e4m3" or "e5m2": the type of the elements of caches of uint8
     stream, backend, kernel : as in attention()
 
     Raises

@@ -185,8 +185,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         Upper bounds of the lengths, if known. Never needed.
     seqused_q, seqused_k : (batch,) int32 (int64 on the CPU: converted)
         Used lengths: only the first seqused[b] rows of sequence b exist. Out is 0 and lse -inf in rows past seqused_q.
-    num_splits : int
-        Number of splits of the keys; 0: the library chooses, 1: no split.
+    num_splits : int, 0 to 1024
+        No effect: attention() does not split the keys. decode() does.
     row_begin, column_begin : int, or (batch,) int32;  row_step, column_step : int
         For a call on a part of the rows or keys of longer sequences (a shard): row i has the position row_begin + i * row_step,
         key j the position column_begin + j * column_step. If a begin, row_positions or column_positions is given, causal,
@@ -228,7 +228,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
 
     Raises
     ------
-    InvalidError (a ValueError) for a wrong shape, stride or value, UnsupportedError (a NotImplementedError) if no kernel serves
+    InvalidError (a ValueError) for a wrong shape, stride or value, UnsupportedError (a NotImplementedError) if no kernel supports
     the call, TypeError for an object of a wrong kind, NoDeviceError, CudaError, OutOfMemoryError. Outputs are then untouched.
     """
     cdef Call call

@@ -37,7 +37,7 @@ class InvalidError(Error, ValueError):
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """The call is valid, but no kernel of this build serves it on this machine."""
+    """The call is valid, but no kernel of this build supports it on this machine."""
 
     status = 2
     status_name = "UNSUPPORTED"
@@ -72,7 +72,7 @@ class CudaError(Error, RuntimeError):
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """Host memory or a thread could not be allocated."""
+    """Memory could not be allocated."""
 
     status = 7
     status_name = "OUT_OF_MEMORY"

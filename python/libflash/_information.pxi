@@ -18,7 +18,7 @@ cdef dict with_defaults(dict options, dict defaults, str function, str op=""):
 
 
 def explain(q, k, v, /, *, op="forward", **options):
-    """The plan of a call as text: kernel, tile, splits and workspace, and why other kernels do not serve it.
+    """The plan of a call as text: kernel, tile, splits and workspace, and why the other kernels are not used.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def explain(q, k, v, /, *, op="forward", **options):
 
     Returns
     -------
-    str; also for a call that no kernel serves. An invalid call raises what the call itself would raise.
+    str; also for a call that no kernel supports. An invalid call raises what the call itself would raise.
     """
     cdef Call call
     cdef Extras extras

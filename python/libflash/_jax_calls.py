@@ -228,7 +228,7 @@ def result_shapes(call: Call, operands: Sequence[Any]) -> list[Shape]:
 
 
 def out_anew(call: Call, operands: Sequence[Any], *, on_gpu: bool) -> bool:
-    """Whether BACKWARD_TANGENT computes out anew."""
+    """Whether BACKWARD_TANGENT computes out again."""
     if call.operation != BACKWARD_TANGENT or operands[1].dtype.itemsize != 2:
         return False
     arch = round(10 * float(jax.local_devices()[0].compute_capability)) if on_gpu else CPU
@@ -307,8 +307,8 @@ def run(call: Call, *operands: Any) -> list[Any]:
     try:
         scratch = workspace_size(call, operands, results, 1)
     except (UnsupportedError, NoDeviceError):
-        # With a default device the arrays may be on the CPU, where the program runs; and a gradient traces a tangent, which is
-        # then transposed and does not run. On a GPU the handler of what runs refuses.
+        # Not refused here: if JAX has a default device, the program may run on the CPU; and reverse mode traces a tangent only to
+        # transpose it. If the program runs on a GPU, the handler refuses it.
         tangent = call.operation in (FORWARD_TANGENT, BACKWARD_TANGENT)
         if jax.config.jax_default_device is None and not tangent:  # type: ignore[attr-defined]
             raise

@@ -82,10 +82,10 @@ class Ring:
 
     # -- what is sent
 
-    def send(self, step: int, arrays: Any, *, home: bool = False) -> Any:
-        """Send to the devices that see this device's keys in a step; `home`: send back from them. Other devices receive zeros."""
+    def send(self, step: int, arrays: Any, *, back: bool = False) -> Any:
+        """Send to the devices that see this device's keys in a step; `back`: from them to this device. Others receive zeros."""
         pairs = [((device - step) % self.size, device) for device, sees in enumerate(self.sees(step)) if sees]
-        pairs = [(b, a) for a, b in pairs] if home else pairs
+        pairs = [(b, a) for a, b in pairs] if back else pairs
         return jax.tree.map(lambda x: ppermute(x, self.axis, pairs), arrays)
 
     def where_seen(self, step: int, compute: Any, arrays: tuple[Any, ...], empty: tuple[tuple[Any, Any, float], ...]) -> Any:
@@ -268,7 +268,7 @@ def _ring_backward(ring: Ring, options: Options, saved: Any, cotangents: Any) ->
 
         made = ring.where_seen(step, part, (q, *keys, more), empty)
         dq = dq + made[0]
-        back = made[1:] if step == 0 else ring.send(step, tuple(made[1:]), home=True)
+        back = made[1:] if step == 0 else ring.send(step, tuple(made[1:]), back=True)
         dk, dv = dk + back[0], dv + back[1]
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), gradients_of(extras, dout, out, lse, dlse)
 

@@ -110,8 +110,7 @@ def array(x: Any, name: str) -> Array:
 
 
 def native(x: np.ndarray, name: str) -> np.ndarray:
-    """x, unless JAX would not see its values: a jitted function that is already compiled reads the bytes of another byte order in
-    the wrong order, and the values under a mask."""
+    """x; refuses masked arrays and other byte orders, because a jitted function that is already compiled ignores both."""
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array: its mask would be lost; pass {name}.filled(...)")
     if not x.dtype.isnative:
@@ -151,8 +150,8 @@ def array_or_list(x: Any, name: str) -> Array:
 
 
 def slot_numbers(slots: Any) -> Array:
-    """Slots as JAX keeps them. Without x64 JAX would take int64 of NumPy modulo 2**32, and a slot outside of the cache would be
-    one inside."""
+    """Slots as int32 or int64. Without x64 JAX would convert int64 of NumPy modulo 2**32, and a slot outside of the cache could
+    become one inside."""
     slots = array_or_list(slots, "slots")
     if slots.dtype not in (np.int32, np.int64):
         raise InvalidError(f"slots: dtype must be int32 or int64 (it is {slots.dtype})")

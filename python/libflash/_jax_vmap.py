@@ -59,8 +59,8 @@ def folded(call: Call, size: int, batched: Sequence[bool], operands: Sequence[An
     own_bias = call.options.need_dbias or not {"tbias", "ubias"}.isdisjoint(call.names)
     flat = []
     for name, x, label, is_mapped in zip((*call.fixed, *call.names), operands, labels, batched, strict=True):
-        apart = is_mapped or (name in biases and own_bias)
-        flat.append(fold(x, label, size, batch, is_mapped, apart))
+        needs_batch = is_mapped or (name in biases and own_bias)
+        flat.append(fold(x, label, size, batch, is_mapped, needs_batch))
     results = bind(call, *flat)
     unfolded = []
     for x, label in zip(results, result_labels(call, bodies), strict=True):
@@ -70,10 +70,10 @@ def folded(call: Call, size: int, batched: Sequence[bool], operands: Sequence[An
     return unfolded
 
 
-def fold(x: Any, label: str, size: int, batch: int, is_mapped: bool, apart: bool) -> Any:
-    """x, (size, ...) if it is mapped, with a batch axis that is `size` times as long. The batch is the outer part of the new
-    axis, so that shards of the batch stay on their devices."""
-    if not apart and "b" not in label:
+def fold(x: Any, label: str, size: int, batch: int, is_mapped: bool, needs_batch: bool) -> Any:
+    """x, (size, ...) if it is mapped, with a batch axis that is `size` times as long; x itself if it has no batch axis and needs
+    none. The batch is the outer part of the new axis, so that shards of the batch stay on their devices."""
+    if not needs_batch and "b" not in label:
         return x
     if not is_mapped:
         x = jnp.broadcast_to(x, (size, *x.shape))

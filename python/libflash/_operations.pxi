@@ -67,7 +67,7 @@ cdef object by_adapter(_Source source, str name, tuple arrays, dict given):
         return by_xla(name, arrays, given)
     if name == "attention":
         flag(given.get("causal", False), "causal")
-        # attention() of the adapter would first try a direct call, which is ruled out here
+        # attention() of the adapter would first try a direct call, which is not possible here
         name = "record_plain" if only_records(arrays, given) else "attention_with_pytorch"
     if _torch_adapter is None:
         from . import torch as adapter
@@ -262,9 +262,9 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
            kernel=None):
     """A few new query rows per sequence against a cache of keys and values, as when generating text. Forward only.
 
-    With k and v, the new rows are first appended to the cache, in place, after the valid ones, and then attended to. Names and
-    meanings are those of flash_attn_with_kvcache. The keys of a sequence may be split into ranges that are processed in parallel
-    ("Flash-Decoding").
+    With k and v, the new rows are first appended to the cache, in place, after the valid ones; the queries then see them too.
+    Names and meanings are those of flash_attn_with_kvcache. The keys of a sequence may be split into ranges that are processed in
+    parallel ("Flash-Decoding").
 
     Parameters
     ----------
@@ -308,7 +308,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         a cache of 8 bits k_rope_cache at most 144.
     k_rope : (batch, seqlen_new, heads_k, channels of k_rope_cache), or packed as k; with k and k_rope_cache
     head_dim_v : int, with v_cache=None
-    cache_dtype : "e4m3" or "e5m2", what the elements of caches of uint8 are
+    cache_dtype : "e4m3" or "e5m2": the type of the elements of caches of uint8
     cu_seqlens_q : (batch + 1,) int32 (int64 on the CPU: converted)
         Each sequence has its own number of query rows: rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q, out and lse. So one
         call can have sequences with many rows (prefill), with one row (decode) and without rows. The lengths are not needed on
@@ -319,8 +319,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         The position of each query row, and of the last seqlen_q keys, for the rotary embedding, the window and ALiBi.
     tree_mask : (rows, words) int32 (int64 on the CPU: converted)
         Trees of speculative decoding: bit j % 32 of word j // 32 says whether the row sees the j-th of the last seqlen_q keys of
-        its sequence; it sees all earlier keys. It replaces the causal rule; a row's own bit is not implied. One row for each
-        query row. With a window it needs q_positions.
+        its sequence; it sees all earlier keys, and its own key only if that bit is set. The mask replaces the causal rule. It has
+        one row for each query row. With a window it needs q_positions.
     cu_seqlens_tree : (batch + 1,) int32 (int64 on the CPU: converted)
         The rows of tree_mask of each sequence: as many as its query rows; or none, then the sequence is causal.
     shared_groups : (groups + 1,) int32, shared_lens : (groups,) int32 (int64 on the CPU: converted)

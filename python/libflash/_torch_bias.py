@@ -13,8 +13,8 @@ PLAIN = (type(None), torch.Tensor, torch.nn.Parameter)
 
 
 def is_causal_bias(bias: Any) -> bool:
-    """Whoever has a CausalBias has imported its module. Importing it here would more than double the time of `import
-    libflash.torch`, because it imports the compiler of PyTorch."""
+    """Whether the bias is a CausalBias, whose module the caller has then imported. Importing it here would more than double the
+    time of `import libflash.torch`, because it imports the compiler of PyTorch."""
     if type(bias) in PLAIN:
         return False
     module = sys.modules.get("torch.nn.attention.bias")

@@ -100,8 +100,8 @@ def context_parallel_attention(
     seed : int; required with dropout_p, and the same on all ranks: the mask is the same as on one device
     deterministic : the gradients have the same bits in every run with the same number of ranks, as out and lse always have;
         raises UnsupportedError if no kernel supports it
-    check : compare shapes and options of all ranks first; default: on the CPU. Without it, wrong shards may hang or give wrong
-        results.
+    check : compare shapes and options of all ranks first; default: on the CPU only. Without the check, wrong shards may make the
+        call hang or give wrong results.
     transport : how keys are sent along a ring or gathered. "messages": by torch.distributed. "symmetric_memory": all ranks read
         each GPU's memory with copy engines, during the computation. "auto": symmetric memory if all ranks have it; the ranks
         agree on this in the first call of a group. Results have the same bits. The symmetric memory (K and V of a rank and, in

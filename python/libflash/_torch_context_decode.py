@@ -42,7 +42,7 @@ def context_parallel_decode(
         cache_seqlens is required unless rows are appended. Not out, lse and shard.
     k_cache, v_cache, block_table : this rank's caches and table, which hold only its keys
     group : ProcessGroup, default the world;  mesh : DeviceMesh of one dimension
-    shard_keys : neighbouring keys that stay together, for example a page
+    shard_keys : number of consecutive keys that are on the same rank, for example a page
     check : compare shapes and options first, and raise the error of one rank on all ranks; default: on the CPU
 
     Returns

@@ -145,9 +145,9 @@ class Schedule:
 
     def backward_steps(self, calls: PositionBackward | PartBackward, transport: Transport, k: Tensor,
                        v: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
-        home = GradientsOfKeys(k.shape[1])
+        gradients = GradientsOfKeys(k.shape[1])
         following = self.send_keys(transport, 1, k, v)
-        home.add(calls.begin(k, v))
+        gradients.add(calls.begin(k, v))
         like = tuple(x.new_empty((), dtype=calls.gradient_type(x)).expand(x.shape) for x in (k, v))
         arriving: Arrival | None = None
         for step in range(1, self.ranks.ring.size):
@@ -155,13 +155,13 @@ class Schedule:
             following = self.send_keys(transport, step + 1, k, v)
             made: tuple[Tensor, ...] = ()
             if keys:
-                made = calls.add(keys[0], keys[1], self.owner(step), into=transport.room(keys))
-            home.add(arriving.wait() if arriving else ())
+                made = calls.add(keys[0], keys[1], self.owner(step), into=transport.gradient_memory(keys))
+            gradients.add(arriving.wait() if arriving else ())
             arriving = None  # frees its memory before more arrives
             arriving = self.send_gradients(transport, step, made, like)
-        home.add(calls.end())
-        home.add(arriving.wait() if arriving else ())
-        return home.finish(k.dtype, v.dtype)
+        gradients.add(calls.end())
+        gradients.add(arriving.wait() if arriving else ())
+        return gradients.finish(k.dtype, v.dtype)
 
     # -- all keys at once
 

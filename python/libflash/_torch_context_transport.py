@@ -30,8 +30,8 @@ SLOTS = 2  # for gradients: those of a step are read while those of the next one
 
 @dataclass(frozen=True)
 class Partners:
-    """Of a step, on one rank: the rank that uses its keys, and the rank whose keys it uses; None if nothing is visible.
-    `anyone`: whether this is a step of any rank.
+    """The partners of one rank in a step: `user` is the rank that uses its keys, `owner` the rank whose keys it uses; None if no
+    key is visible. `anyone`: whether any rank uses keys in this step.
     """
 
     step: int
@@ -53,7 +53,7 @@ class Transport(Protocol):
     def keys(self, partners: Partners, sent: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Arrival:
         """Receive keys and values of the owner, with the shapes of `like`. `sent`: the keys and values for the user."""
 
-    def room(self, keys: tuple[Tensor, ...]) -> Pair | None:
+    def gradient_memory(self, keys: tuple[Tensor, ...]) -> Pair | None:
         """Memory for gradients of these keys from which they can be sent without a copy, or None."""
 
     def gradients(self, partners: Partners, made: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Arrival:
@@ -77,7 +77,7 @@ class Messages:
     def keys(self, partners: Partners, sent: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Exchange:
         return Exchange(self.axis, 4 * partners.step, partners.user, sent, partners.owner, like)
 
-    def room(self, keys: tuple[Tensor, ...]) -> None:
+    def gradient_memory(self, keys: tuple[Tensor, ...]) -> None:
         return None
 
     def gradients(self, partners: Partners, made: tuple[Tensor, ...], like: tuple[Tensor, ...]) -> Exchange:
@@ -182,7 +182,7 @@ class Copies:
 
     def __init__(self, axis: Axis, peers: Peers, regions: Regions, keys: Pair) -> None:
         self.axis, self.peers, self.regions = axis, peers, regions
-        self.meetings = 0  # barriers of steps with gradients
+        self.gradient_steps = 0  # steps so far in which gradients were sent
         peers.begin()
         peers.barrier()  # no rank still reads data of an earlier call
         for region, x in zip(regions.keys, keys, strict=True):
@@ -209,9 +209,9 @@ class Copies:
         return Copied(received, self.peers.copy(pairs))
 
     def slot(self) -> tuple[Region, Region]:
-        return self.regions.slots[self.meetings % len(self.regions.slots)]
+        return self.regions.slots[self.gradient_steps % len(self.regions.slots)]
 
-    def room(self, keys: tuple[Tensor, ...]) -> Pair:
+    def gradient_memory(self, keys: tuple[Tensor, ...]) -> Pair:
         dk, dv = (self.view(self.axis.rank, region, x.shape) for region, x in zip(self.slot(), keys, strict=True))
         return dk, dv
 
@@ -224,7 +224,7 @@ class Copies:
             if mine.data_ptr() != x.data_ptr():
                 mine.copy_(x)
         self.peers.barrier()
-        self.meetings += 1
+        self.gradient_steps += 1
         user = partners.user
         if user is None:
             return Copied()

@@ -29,7 +29,7 @@ def beside(x: Any, made: Tensor) -> Tensor:
 
 def refuse_plain(given: dict[str, Any]) -> None:
     """Refuse plain tensors beside DTensors, unless PyTorch replicates them: those of one element, and within its
-    implicit_replication(). Its own error names no argument. torch.compile cannot trace the question."""
+    implicit_replication(). PyTorch's own error names no argument. Not checked inside torch.compile, which cannot trace this."""
     if torch.compiler.is_compiling():
         return
     distributed = next((name for name, x in given.items() if is_dtensor(x)), None)
@@ -53,7 +53,8 @@ def refuse_written(operator: str, name: str, x: Any) -> None:
 
 
 def replicates_plain() -> bool:
-    """Within implicit_replication(). True if this version of PyTorch says it in another way: it has the last word."""
+    """Whether the call is within implicit_replication(). True if this version of PyTorch does not say: then PyTorch itself
+    refuses plain tensors."""
     module: Any = sys.modules.get("torch.distributed.tensor")
     dispatcher = getattr(getattr(module, "DTensor", None), "_op_dispatcher", None)
     return bool(getattr(dispatcher, "_allow_implicit_replication", True))

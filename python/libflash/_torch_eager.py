@@ -32,8 +32,8 @@ def eager(*tensors: Tensor | None) -> bool:
 
 
 def has_values(x: Tensor) -> bool:
-    """Whether Python can read the values of x: also at a level of torch.func or under the profiler, where eager() is false. Not
-    of a tensor that vmap maps, and not where a mode or tracer would record the reading."""
+    """Whether Python can read the values of x. True also at a level of torch.func and under the profiler, where eager() is false.
+    False for a tensor that vmap maps, and where a mode or tracer would record the read."""
     return not (
         torch.compiler.is_compiling()
         or type(x) not in _plain

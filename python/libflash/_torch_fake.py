@@ -28,8 +28,8 @@ class _UnknownSize(Exception):
 
 
 def known_size(x: Any) -> Any:
-    """A size or stride, or a number that depends on one. Of a symbolic one the value that PyTorch traces with, without a guard on
-    it."""
+    """x, which is a size, a stride or a number that depends on one. If it is symbolic: the value that PyTorch traces with; no
+    guard is added."""
     if not isinstance(x, SYMBOLIC):
         return x
     hint = getattr(x.node, "hint", None)
@@ -87,7 +87,7 @@ def without_data(schema: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those that the checks of the library take: a random state without data says nothing."""
+    """The options that the checks of the library accept. A random state is left out, because it has no data."""
     return {name: value for name, value in options.items() if name not in ("rng_state", "deterministic")}
 
 

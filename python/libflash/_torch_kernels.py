@@ -45,7 +45,7 @@ def lse_type(q: Tensor) -> torch.dtype:
 
 
 def decode_type(q: Tensor, options: dict[str, Any]) -> torch.dtype:
-    """Of out: a part of the keys has a result of lse's type, which is merged later."""
+    """The type of out. With a shard of the keys it is the type of lse, because the results are merged later."""
     return lse_type(q) if options.get("shard", (1,))[0] > 1 else q.dtype
 
 
@@ -146,7 +146,7 @@ def tangents_of_rows(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -
 
 
 def unrounded_sums(q: Tensor, v: Tensor, options: dict[str, Any]) -> bool:
-    """Whether attention_delta_tangent computes out anew. `options`: those of an operator."""
+    """Whether attention_delta_tangent computes out again. `options`: those of an operator."""
     if q.dtype not in (torch.float16, torch.bfloat16):
         return False
     arch = CPU

@@ -104,7 +104,8 @@ def integer(x: Any, name: str) -> int | torch.SymInt:
 
 
 def may_be_symbolic(x: Any) -> bool:
-    """Whether a number may be symbolic, and to compare it with its default may fix it. In torch.compile it looks like a float."""
+    """Whether a number may be symbolic, so that a comparison with its default may fix its value. In torch.compile it looks like a
+    float."""
     return torch.compiler.is_compiling() or isinstance(x, torch.SymFloat)
 
 

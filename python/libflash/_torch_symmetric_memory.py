@@ -31,11 +31,11 @@ NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 class Provider(Protocol):
     """Allocates symmetric memory for tensors on one type of device."""
 
-    def card(self, device: torch.device) -> dict[str, Any]:
+    def facts(self, device: torch.device) -> dict[str, Any]:
         """The facts that the other ranks need about this rank; `lacks`: why it cannot have symmetric memory, or ''."""
 
-    def obstacle(self, cards: Sequence[dict[str, Any]]) -> str:
-        """Why ranks with these cards cannot share memory, or ''. The result is the same on all ranks."""
+    def obstacle(self, facts_of_all: Sequence[dict[str, Any]]) -> str:
+        """Why ranks with these facts cannot share memory, or ''. The result is the same on all ranks."""
 
     def allocate(self, size: int, device: torch.device) -> Any:
         """Memory of this rank."""
@@ -47,22 +47,22 @@ class Provider(Protocol):
 class GpuProvider:
     """PyTorch's symmetric memory: every rank maps the memory of all other ranks."""
 
-    def card(self, device: torch.device) -> dict[str, Any]:
+    def facts(self, device: torch.device) -> dict[str, Any]:
         others = [n for n in range(torch.cuda.device_count()) if n != device.index]
         reached = [gpu_name(n) for n in others if torch.cuda.can_device_access_peer(device.index, n)]
         return {"lacks": what_pytorch_lacks(device), "host": host(), "number": device.index, "gpu": gpu_name(device.index),
                 "reaches": reached}  # fmt: skip
 
-    def obstacle(self, cards: Sequence[dict[str, Any]]) -> str:
-        if lacking := first_of([card["lacks"] for card in cards]):
+    def obstacle(self, facts_of_all: Sequence[dict[str, Any]]) -> str:
+        if lacking := first_of([facts["lacks"] for facts in facts_of_all]):
             return lacking
-        if any(card["host"] != cards[0]["host"] for card in cards):
+        if any(facts["host"] != facts_of_all[0]["host"] for facts in facts_of_all):
             return "the ranks are on several hosts, or in several containers"
-        if len({card["number"] for card in cards}) < len(cards):
+        if len({facts["number"] for facts in facts_of_all}) < len(facts_of_all):
             return "the GPUs of two ranks have one number (CUDA_VISIBLE_DEVICES), which PyTorch's symmetric memory refuses"
-        for rank, card in enumerate(cards):
-            for other, peer in enumerate(cards):
-                if other != rank and peer["gpu"] not in card["reaches"]:
+        for rank, facts in enumerate(facts_of_all):
+            for other, peer in enumerate(facts_of_all):
+                if other != rank and peer["gpu"] not in facts["reaches"]:
                     return f"the GPU of rank {rank} cannot read the memory of that of rank {other}"
         return ""
 
@@ -206,7 +206,7 @@ class GroupMemory:
         self.device, self.provider = device, provider
         self.peers: Peers | None = None
         self.captured: list[Peers] = []  # used by graphs, whose lifetime is not known here
-        self.obstacle = provider.obstacle(told(axis, device, provider.card(device)))
+        self.obstacle = provider.obstacle(gathered(axis, device, provider.facts(device)))
 
     @property
     def bytes(self) -> int:
@@ -236,7 +236,7 @@ class GroupMemory:
             block = self.provider.allocate(size, self.device)
         except RuntimeError as error:
             failed = f"{size} bytes could not be allocated: {str(error).splitlines()[0]}"
-        self.obstacle = first_of(told(axis, self.device, failed))
+        self.obstacle = first_of(gathered(axis, self.device, failed))
         if self.obstacle:
             return
         peers: Peers | None = None
@@ -244,11 +244,11 @@ class GroupMemory:
             peers = self.provider.connect(block, axis)
         except RuntimeError as error:
             failed = f"the ranks could not map each other's memory: {str(error).splitlines()[0]}"
-        self.obstacle = first_of(told(axis, self.device, failed))
+        self.obstacle = first_of(gathered(axis, self.device, failed))
         self.peers = None if self.obstacle else peers
 
 
-def told(axis: Axis, device: torch.device, mine: Any) -> list[Any]:
+def gathered(axis: Axis, device: torch.device, mine: Any) -> list[Any]:
     """The value of `mine` of each rank."""
     made: list[Any] = [None] * axis.size
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
@@ -320,7 +320,7 @@ def described(axis: Axis, device: torch.device, transport: str) -> tuple[str, st
         return "messages", memory.obstacle
     if memory is not None:
         return "symmetric_memory", f"every rank can read the memory of the others; {memory.bytes} bytes on each"
-    lacks = provider.card(device)["lacks"]
+    lacks = provider.facts(device)["lacks"]
     if lacks:
         return "messages", lacks
     return "symmetric_memory", "if every rank can read the memory of the others, which they find out in their first call"

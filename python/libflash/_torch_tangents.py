@@ -49,7 +49,7 @@ def operator(name: str) -> Any:
 
 
 def tangent_of(x: Any) -> Tensor | None:
-    """PyTorch's batched gradients (is_grads_batched) are no duals, and it cannot ask them."""
+    """The tangent of x, if x is a dual. PyTorch cannot unpack batched gradients (is_grads_batched), which have none."""
     return forward_ad.unpack_dual(x).tangent if isinstance(x, Tensor) and not is_batched(x) else None
 
 
@@ -81,12 +81,12 @@ def refuse_constants(names: Any, tangents: Any, differentiable: tuple[str, ...])
 
 
 def rows_contiguous(x: Tensor | None) -> Tensor | None:
-    """With dense rows, which the library requires. A bias may have no dimensions, and its tangent then has none either."""
+    """x, or a copy with a contiguous last dimension, which the library requires. The tangent of a bias may have no dimensions."""
     return x if x is None or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
 def without_kernel(options: dict[str, Any]) -> dict[str, Any]:
-    """A kernel's name is that of one operation."""
+    """The options without the name of a kernel, which is that of another operation."""
     return {name: value for name, value in options.items() if name != "kernel_name"}
 
 
@@ -116,8 +116,8 @@ def directions(given: dict[str, Tensor | None]) -> dict[str, Any]:
 
 
 def makes_duals(values: Any) -> bool:
-    """make_dual() can give the results their tangents: not in PyTorch's batched forward mode (gradcheck has it), nor if a tangent
-    requires a gradient at this level."""
+    """Whether make_dual() can give the results their tangents. It cannot in PyTorch's batched forward mode, which gradcheck
+    uses, nor if a tangent requires a gradient at this level."""
     if not torch._C._is_fwd_grad_enabled():
         return False
     tangents = [t for t in map(tangent_of, values) if t is not None]
@@ -167,7 +167,7 @@ def tangent_of_backward(primals: dict[str, Any], options: dict[str, Any], given:
 
 
 def attention_with_tangent(*tensors: Any, **options: Any) -> Any:
-    """Two operators where a tangent of it may be needed."""
+    """If an argument carries a tangent: attention and attention_tangent as two operators, which have derivatives."""
     from ._torch_autograd import below_autograd, requires_gradient
 
     values = (*tensors, *options.values())
@@ -215,8 +215,9 @@ def save(ctx: Any, names: tuple[str, ...], values: Any, made: Any) -> Any:
 def gradients(
     x: dict[str, Any], wanted: set[str], of_results: tuple[Tensor | None, ...], of_tangents: tuple[Tensor | None, ...]
 ) -> dict[str, Any]:
-    """The gradients for `wanted` from those of out and lse and of their tangents. `x`: all that attention_tangent is given, and
-    its results. The gradients of the tangents are where backward is, and those of out and lse its direction."""
+    """The gradients of the inputs `wanted` from those of out and lse (`of_results`) and of tout and tlse (`of_tangents`).
+    `x`: the arguments of attention_tangent, and its results. `of_tangents` are dout and dlse of the operators called here, and
+    `of_results` the tangents of these."""
     moved = directions({name: x.pop(direction) for name, direction in DIRECTION.items() if direction in x})
     q, k, v, out, lse, tout, tlse = (x.pop(name) for name in ("q", "k", "v", "out", "lse", "tout", "tlse"))
     options = without_kernel(x)
@@ -319,14 +320,14 @@ OF_INPUTS = ("out", "lse", "tout", "tlse", "tdelta", "delta")  # functions of th
 
 
 def without_third(name: str, x: Any) -> Any:
-    """x so that a derivative with respect to it raises, if the tangents of the gradients are not linear in it."""
+    """x; if the tangents of the gradients are not linear in x, a derivative with respect to it raises."""
     if name in (*LINEAR, *OF_INPUTS) or not isinstance(x, Tensor) or not x.requires_grad:
         return x
     return Constant.apply(x)
 
 
 class Constant(Function):
-    """x -> x. A derivative with respect to it raises if it is asked for, and not if only one of LINEAR is."""
+    """x -> x. Raises if a derivative with respect to x is requested, but not if only derivatives with respect to LINEAR are."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -32,12 +32,12 @@ class HostProvider:
         self.lacking, self.failing = lacking, failing
         self.sizes: list[int] = []  # of what was allocated
 
-    def card(self, device: torch.device) -> dict[str, Any]:
+    def facts(self, device: torch.device) -> dict[str, Any]:
         del device
         return {"lacks": "it has none in this test" if dist.get_rank() == self.lacking else ""}
 
-    def obstacle(self, cards: Sequence[dict[str, Any]]) -> str:
-        return symmetric.first_of([card["lacks"] for card in cards])
+    def obstacle(self, facts_of_all: Sequence[dict[str, Any]]) -> str:
+        return symmetric.first_of([facts["lacks"] for facts in facts_of_all])
 
     def fail(self, operation: str) -> None:
         if self.failing == (operation, dist.get_rank()):
