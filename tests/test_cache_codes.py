@@ -159,7 +159,7 @@ def test_scales_of_keys_that_a_row_does_not_see_do_not_matter(kernel: str) -> No
 # -- append
 
 
-def awkward(dtype: np.dtype, channels: int) -> np.ndarray:
+def edge_values(dtype: np.dtype, channels: int) -> np.ndarray:
     """Ties between codes, values past the largest, small ones, zeros of both signs, infinities: (rows, channels)."""
     rng = np.random.default_rng(5)
     codes = np.concatenate([all_codes(code).astype(np.float64) for code in CODES])
@@ -177,7 +177,7 @@ def awkward(dtype: np.dtype, channels: int) -> np.ndarray:
 @every_type
 @pytest.mark.parametrize("scale", [1.0, 0.37, 0.0, -2.0])
 def test_append_rounds_as_numpy_does(kernel: str, code: str, dtype: np.dtype, scale: float) -> None:
-    new = awkward(dtype, 16)[None, :, None]
+    new = edge_values(dtype, 16)[None, :, None]
     caches = [np.zeros((1, new.shape[1] + 2, 1, 16), CODES[code]) for _ in range(2)]
     given = np.array([scale], np.float32)
     libflash.decode(np.zeros((1, 1, 1, 16), dtype), *caches, k=new, v=new[:, ::-1].copy(), k_scale=given, v_scale=given,

@@ -93,7 +93,7 @@ def test_appended_keys_are_rotated_before_they_are_rounded(kernel: str, code: st
             at = slice(CACHED[b], CACHED[b] + n)
             wanted = to_codes(rotated[b, at], x[f"{name}_scale"][b][None, :, None], CODES[code])
             assert_same_bits(x[f"{name}_cache"][b, at].view(np.uint8), wanted.view(np.uint8))
-    if positions:  # key 78 of sequence 3 stands at 77
+    if positions:  # key 78 of sequence 3 has position 77
         tables = {name: options[name] for name in ("rotary_cos", "rotary_sin")}
         alone, row = [np.zeros((1, 100, HEADS_K, DIM), BFLOAT16) for _ in range(2)], slice(start[3] + 1, start[3] + 2)
         libflash.decode(q[None, :1], *alone, k=k[None, row], v=v[None, row], cache_seqlens=CACHED[3:4], **tables)

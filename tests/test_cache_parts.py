@@ -55,7 +55,7 @@ def problem(dtype: np.dtype, rope: int, latent: int = 32) -> tuple[np.ndarray, d
     return random(2, 3, 4, latent + rope, seed=5).astype(dtype), given | {"head_dim_v": latent}
 
 
-def turned(x: np.ndarray, given: dict[str, Any], tables: dict[str, Any]) -> np.ndarray:
+def rotated(x: np.ndarray, given: dict[str, Any], tables: dict[str, Any]) -> np.ndarray:
     """x is rotated as keys that are appended: what a cache of one part then holds."""
     batch, rows, heads, dim = x.shape
     caches = [np.zeros((batch, 80, heads, dim), x.dtype) for _ in range(2)]
@@ -76,13 +76,13 @@ def test_rotation_in_the_call_is_one_before_it(kernel: str, dtype: np.dtype, opt
         x |= OPTIONS[option]
         before = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in x.items()}
         got = libflash.decode(q, **x, **tables, **more)
-        before["k_rope"] = turned(before["k_rope"], before, tables)
+        before["k_rope"] = rotated(before["k_rope"], before, tables)
         rows = q[..., 32:].copy()
         if option == "full":  # all rows have the position of the first
-            own = [turned(rows[:, i : i + 1], before, tables) for i in range(3)]
+            own = [rotated(rows[:, i : i + 1], before, tables) for i in range(3)]
             rows = np.concatenate(own, axis=1)
         else:
-            rows = turned(rows, before, tables)
+            rows = rotated(rows, before, tables)
         wanted = libflash.decode(np.concatenate([q[..., :32], rows], -1), **before, **more)
         for one, other in zip(got, wanted, strict=True):
             assert_same_bits(one, other)
@@ -99,7 +99,7 @@ def test_queries_alone_are_rotated(kernel: str) -> None:
     tables, rows = rotary(8, True), q.copy()
     got = libflash.decode(q, **x, **tables, kernel=kernel)
     assert_same_bits(q, rows)
-    rows[..., 32:] = turned(rows[..., 32:].copy(), x, tables)
+    rows[..., 32:] = rotated(rows[..., 32:].copy(), x, tables)
     assert_same_bits(got, libflash.decode(rows, **x, kernel=kernel))
 
 

@@ -1,4 +1,4 @@
-"""The model of the memory of context parallel attention, against what PyTorch's allocator says of each rank."""
+"""The model of the memory of context parallel attention, against what PyTorch's allocator reports for each rank."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def test_an_append_overwrites_no_key_of_its_own_sequence(kernel: str, batch: int
     table = np.array([[0, 1, 0], [2, -1, -1]], np.int32)[:batch]
     options = {"cache_seqlens": np.array([8, 2], np.int32)[:batch], "block_table": table, "k": k, "v": v, "kernel": kernel}
     before = [x.copy() for x in pages]
-    for window in ((-1, -1), (7, 0)):  # row 0 stands at 8; new keys 8 and 9 go to the rows of keys 0 and 1
+    for window in ((-1, -1), (7, 0)):  # row 0 has position 8; new keys 8 and 9 go to the rows of keys 0 and 1
         with pytest.raises(libflash.InvalidError, match=r"sequence 0 appends to page 0, row [01], which sequence 0 reads"):
             libflash.decode(q, *pages, window_size=window, **options)
         for x, old in zip(pages, before, strict=True):

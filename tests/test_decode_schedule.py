@@ -81,7 +81,7 @@ def test_every_option_of_decode_is_taken() -> None:
 
 
 def test_contents_of_the_lengths_are_not_read_on_the_cpu() -> None:
-    """There is nothing to compute, so that a wrong length is left to decode."""
+    """On the CPU there is nothing to compute, so only decode refuses a wrong length."""
     wrong = {**LENGTHS, "cache_seqlens": np.array([1000, 5, 0], np.int32)}
     assert libflash.decode_schedule(*call(), **wrong) is None
     with pytest.raises(libflash.InvalidError, match=r"^cache_seqlens: "):

@@ -83,7 +83,8 @@ def test_siblings_in_another_order(kernel: str) -> None:
 
 @every_kernel
 def test_a_row_that_sees_nothing(kernel: str) -> None:
-    """No bit set and no earlier key: out 0, lse -inf; its own bit is not implied. The sign bit of a word counts too."""
+    """No bit set and no earlier key: out 0, lse -inf. A row does not see its own key without a bit. The sign bit of a word counts
+    too."""
     sees = np.zeros((32, 32), bool)
     sees[1, 31] = True
     q, caches, options = problem(32, 32)

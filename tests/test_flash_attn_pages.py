@@ -184,7 +184,8 @@ def test_absent_pages_are_refused(name: str) -> None:
 
 
 def test_absent_pages_are_refused_when_a_program_runs() -> None:
-    """What the host cannot read before makes the length of its sequence invalid: another page was read in its place."""
+    """Where the host cannot read the table before, an absent page makes the length of its sequence invalid. (An earlier version
+    read another page in its place.)"""
     torch._dynamo.reset()
     leaf = Q.clone().requires_grad_()
     compiled = torch.compile(lambda table: paged(leaf, K, V, table), backend="aot_eager")

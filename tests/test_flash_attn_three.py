@@ -260,8 +260,8 @@ def test_entries_of_a_block_table(convert: Any) -> None:
 
 
 def test_entries_of_a_block_table_of_jax() -> None:
-    """An index that the table does not have is refused by name, though XLA finds it when the program runs. Inside jit, where its
-    value is not known, the refusal is that of a page."""
+    """An index outside of the table is refused by name, although XLA reads it only when the program runs. Inside jit, where its
+    value is not known, the error text is that of a wrong page."""
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
     pages, q = jnp.asarray(random(12, 4, 2, 8)), jnp.asarray(random(3, 1, 2, 8, seed=2))
@@ -332,7 +332,7 @@ def test_jax_has_no_qv() -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_errors_name_the_arguments_of_these_functions(library: str) -> None:
-    """Not those of libflash.decode."""
+    """The names of arguments in error texts are those of flash-attn, not those of libflash.decode."""
     x = {name: LIBRARIES[library](value) for name, value in paged_problem().items()}
     ones, more = (LIBRARIES[library](value) for value in (np.ones(3, np.float32), np.array([6, 99], np.int32)))
 

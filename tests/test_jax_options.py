@@ -157,7 +157,7 @@ def test_lengths_of_other_types_are_refused() -> None:
 
 
 def test_int64_under_x64() -> None:
-    """Converted, traced or not; a value out of range does not become a valid one."""
+    """int64 is converted, traced or not; a value that does not fit int32 does not become a valid one."""
     run_python("""
         import jax, jax.numpy as jnp, numpy as np, libflash, libflash.jax
         jax.config.update("jax_enable_x64", True)

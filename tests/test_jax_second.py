@@ -229,7 +229,7 @@ def test_options(name: str) -> None:
 
 
 def test_third_derivatives_of_the_sink_alone() -> None:
-    """They take no tangent of attention in another direction, so they are there, and right."""
+    """They need no second tangent of attention, so they are supported, and right."""
     x = problem()
 
     def of(a: Loss) -> Any:

@@ -83,7 +83,7 @@ def small(name: str) -> list[list[np.ndarray]]:
 
 @pytest.fixture
 def computed_anew(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The types of the calls that compute out anew."""
+    """The types of the calls that compute out again."""
     types: list[str] = []
     out_anew = _jax_calls.out_anew
 
@@ -99,7 +99,7 @@ def computed_anew(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("path", ["jvp of vjp", "double backward"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name: str, path: str, computed_anew: list[str]) -> None:
-    """As in float32, which computes nothing anew, but for a few roundings."""
+    """As in float32, where out is not computed again, except for a few roundings."""
     given = small(name)
     tdq, exact = (
         np.asarray(PATHS[path](*([jnp.asarray(y, dtype) for y in x] for x in given), **OPTIONS[name]), np.float64)
@@ -122,7 +122,7 @@ def test_where_nothing_is_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_grad_of_grad_keeps_the_tangents_of_cotangents(computed_anew: list[str]) -> None:
-    """The results of WITH_TANGENTS, from the pass that computes out anew."""
+    """The results of WITH_TANGENTS, from the pass that computes out again."""
     x, t = small("causal")
     product = lambda *x: sum((g * u).sum() for g, u in zip(gradients(*x), t, strict=False))  # noqa: E731
     got, exact = (jax.grad(product, (0, 1, 2, 3))(*(jnp.asarray(y, dtype) for y in x)) for dtype in (jnp.float16, jnp.float32))

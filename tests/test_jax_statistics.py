@@ -226,7 +226,7 @@ def test_a_loss_of_statistics_is_refused(name: str, wrap: str) -> None:
 
 
 def test_what_statistics_do_not_depend_on() -> None:
-    """They are constants of v, and max_logit is one of the sink."""
+    """They do not depend on v, and max_logit does not depend on the sink: these gradients are not refused."""
     q, k, v, _, sink = problem()
 
     def loss(v: Any, sink: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where second derivatives in 16 bits compute out anew."""
+"""When second derivatives in 16 bits compute out again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a problem: keys in several calls that go on from each other, gradients that add up, float32 between the calls."""
+"""Parts of a problem: keys in several calls, each of which continues the previous one; sums of gradients; float32 in between."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Part:
 
 
 def parts_of(x: Inputs, as_rows: bool) -> list[Part]:
-    """The keys in PARTS. Rows stand at the bottom right of all keys."""
+    """The keys in PARTS. The positions of rows are aligned bottom-right with all keys."""
     rows, keys = x.q.shape[1], x.k.shape[1]
     made = []
     for number, part in enumerate(PARTS):

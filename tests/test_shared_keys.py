@@ -61,8 +61,8 @@ def test_one_entry_of_a_contiguous_cache() -> None:
         libflash.decode(q, *own, shared_groups=np.array([0, 3]), shared_lens=np.array([50]), **options)
 
 
-def test_places_that_nobody_reads_may_differ() -> None:
-    """Behind a window, past the shared keys, and of a sequence without rows."""
+def test_pages_that_are_not_read_may_differ() -> None:
+    """Pages before a window, pages after the shared keys, and pages of a sequence without rows."""
     q = random(4, HEADS_Q, DIM, seed=1)
     options = {"block_table": table(3), "cu_seqlens_q": np.array([0, 1, 2, 4, 4, 4], np.int32), "cache_seqlens": LENGTHS}
     hint = {"shared_groups": np.array([0, 3], np.int32), "shared_lens": np.array([PREFIX - 5], np.int32)}

@@ -63,7 +63,7 @@ def test_the_gradients_come_with_the_tangents() -> None:
 
 @pytest.mark.parametrize("factor", [2.0**-30, -1.0, 2.0**30])
 def test_linear_in_the_direction(factor: float) -> None:
-    """To the bit for powers of two."""
+    """Bit for bit, because the factors are powers of two."""
     scaled = {name: x * factor for name, x in T.items()}
     assert_all_same(list(tangent(scaled)[2:]), [x * factor for x in tangent(T)[2:]])
     assert_all_same(list(second(scaled)), [x * factor for x in second(T)])
@@ -171,7 +171,7 @@ def test_values_with_bias_and_sink() -> None:
 @pytest.mark.parametrize("kernel", [None, "backward_tangent_cpu_scalar"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_nan_reaches_the_tangent_of_dsink(dtype: type, kernel: str | None) -> None:
-    """As it reaches dsink: in the head that has it."""
+    """As it reaches dsink: only in the head that has the NaN."""
     x = [y.astype(dtype) for y in X.values()]
     x[0][1, 7, 2, 3] = np.nan
     sink = np.array([0.5, -np.inf, 1, -1], dtype)
@@ -230,7 +230,7 @@ def test_unknown_options_are_refused() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("row_begin", 2), ("column_begin", 0), ("head_begin", 1), ("resume", True)])
 def test_parts_of_problems_are_refused(name: str, value: object) -> None:
-    """They were ignored."""
+    """An earlier version ignored them."""
     with pytest.raises(libflash.UnsupportedError, match=f"{name} cannot be given to attention_tangent"):
         libflash.attention_tangent(*X.values(), T["q"], **{name: value})
     libflash.attention_tangent(*X.values(), T["q"], row_begin=None, row_step=1, resume=False)

@@ -192,7 +192,7 @@ LATER: dict[str, Function] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_compiled_function_under_a_transform(backend: str) -> None:
-    """Its graph was made before, for plain tensors. With fullgraph=True PyTorch refuses the transform."""
+    """The graph was compiled before, for plain tensors. With fullgraph=True PyTorch refuses the transform."""
     compiled = compile_it(loss, backend)
     compiled(Q)
     # Under nested transforms the backend "eager" fails an assertion of its own after a graph break, with any operator.

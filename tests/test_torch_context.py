@@ -60,7 +60,7 @@ CASES = [pytest.param(ranks, n, id=str(problem)) for ranks, made in ALL.items() 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """Of all problems: one group of processes for each number of ranks."""
+    """The results of all problems, from one group of processes for each number of ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     return {ranks: run_ranks(ranks, folder / str(ranks), context_ranks.problems_job, made) for ranks, made in ALL.items()}
 
@@ -218,7 +218,7 @@ def test_groups_beside_each_other(tmp_path: pathlib.Path) -> None:
 
 
 def explain_job(rank: int) -> list[str]:
-    """Of shapes on a GPU, where options decide."""
+    """explain_context_parallel for shapes on a GPU, where the options determine the scheme."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     del rank

@@ -36,8 +36,8 @@ from libflash import _torch_symmetric_memory as symmetric  # noqa: E402
 Bits = list[dict[str, Any]]
 
 
-def carried(ranks: int) -> list[Problem]:
-    """Those whose keys travel."""
+def problems_with_transport(ranks: int) -> list[Problem]:
+    """The problems whose keys are sent to other ranks."""
     if ranks == 3:
         more = {"shape": (2, 36, 4, 2, 8, 6), "dtype": "bfloat16", "sink": True, "dlse": True}
         return [Problem(f"three-{order}", "ring", order, options=(CAUSAL,), **more) for order in ("zigzag", "contiguous")]
@@ -84,9 +84,9 @@ def bits_job(rank: int, whole: list[Problem], parts: list[Problem]) -> list[tupl
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_the_bits_of_messages(ranks: int, tmp_path: pathlib.Path) -> None:
-    """One call after the other in one memory, of all shapes."""
+    """The problems run one after the other in the same memory, so that it is used again and grows."""
     parts = [problem for problem in IN_PARTS if ranks == 4 or problem.mesh is None] if ranks != 3 else []
-    whole = carried(ranks)
+    whole = problems_with_transport(ranks)
     for results in run_ranks(ranks, tmp_path, bits_job, whole, parts):
         for problem, (one, other) in zip(whole + parts, results, strict=True):
             assert one.keys() == other.keys()
@@ -268,7 +268,7 @@ def test_a_capture_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Streams:
-    """In place of those of GPUs: what was done, in the order of the host."""
+    """Replaces the streams of GPUs: records what was done, in the order of the host's calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[tuple[Any, ...]] = []

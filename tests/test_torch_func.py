@@ -297,7 +297,7 @@ def test_vmap_of_attention_into_out() -> None:
 
 @pytest.mark.parametrize("requires", [(1, 1, 1), (0, 1, 0)])
 def test_a_tangent_of_a_dual_may_require_a_gradient(requires: tuple[int, ...]) -> None:
-    """The primals require none, and the tangents are those of a plain dual level."""
+    """The primals require no gradient. The tangents are those of a dual level without gradients."""
     moved = tensors((2, 7, 4, 8), (2, 9, 2, 8), (2, 9, 2, 5), dtype=torch.float64, grad=False)
 
     def of_tangent(function: Function) -> tuple[torch.Tensor, ...]:
@@ -326,7 +326,7 @@ def tangent_calls() -> dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor
 
 @pytest.mark.parametrize("name", tangent_calls())
 def test_a_tangent_is_refused(name: str) -> None:
-    """The advice of the text works: that of decode must not be reverse mode, which it has not either."""
+    """The advice in the error text works. For decode it must not be reverse mode, which decode does not have either."""
     call = tangent_calls()[name]
     with forward_ad.dual_level(), pytest.raises(libflash.UnsupportedError, match="carries a tangent") as refused:
         call(lambda x: forward_ad.make_dual(x, torch.ones_like(x)))
@@ -348,7 +348,7 @@ def test_create_graph_alone_is_fine() -> None:
 
 @pytest.mark.parametrize("name", ["softmax_scale", "softcap"])
 def test_numbers_that_vmap_maps_are_refused(name: str) -> None:
-    """By what they are: they are no gradients, and PyTorch's own error names no argument."""
+    """With an error that names the argument: PyTorch's own error names none."""
     q, k, v = problem()
     numbers = torch.tensor([0.5, 2.0])
 

@@ -70,7 +70,7 @@ def test_attention_with_gradients_refuses_the_same(options: dict[str, Any]) -> N
 
 
 def test_a_tensor_of_a_bool_is_no_number() -> None:
-    """Python's operator.index and float take it for one."""
+    """It is refused, although Python's operator.index and float accept it."""
     q = torch.ones(1, 3, 2, 4)
     for tensor in (q, q.clone().requires_grad_()):
         with pytest.raises(TypeError, match=r"num_splits must be an integer, not (Tensor|bool)"):

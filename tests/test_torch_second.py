@@ -283,7 +283,7 @@ EXPLICIT = {
 
 @pytest.mark.parametrize("name", EXPLICIT)
 def test_attention_tangent_is_differentiable(name: str) -> None:
-    """As torch.func.jvp of attention is, with out and lse given or not."""
+    """With the same gradients as torch.func.jvp of attention, with out and lse given or not."""
     options = EXPLICIT[name]
 
     def loss(tout: Any, tlse: Any) -> Any:
@@ -332,7 +332,7 @@ def test_attention_backward_is_differentiable(name: str) -> None:
 
 
 def test_attention_backward_tangent_is_differentiable() -> None:
-    """With respect to the direction, in which it is linear; other derivatives would be third ones."""
+    """With respect to the direction, in which it is linear. With respect to other inputs it would be a third derivative."""
     out, lse = A(Q, K, V, return_lse=True)
     direction = [y.clone().requires_grad_() for y in (TQ, TK, TV)]
     along = [y.detach() for y in direction]

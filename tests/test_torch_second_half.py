@@ -107,7 +107,7 @@ def small(name: str) -> tuple[Tensors, Tensors]:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name: str, path: str) -> None:
-    """As in float64, which computes nothing anew, but for a few roundings."""
+    """As in float64, where out is not computed again, except for a few roundings."""
     x, t = ([y.half() for y in given] for given in small(name))
     with Calls() as calls:
         tdq = PATHS[path](x, t, **OPTIONS[name])
@@ -192,7 +192,8 @@ LENGTHS = {"packed": OPTIONS["packed"], "lengths": {name: x for name, x in OPTIO
 @pytest.mark.parametrize("anew", [True, False])
 @pytest.mark.parametrize("name", LENGTHS)
 def test_delta_is_that_of_an_exact_out(name: str, anew: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where out is computed anew; else that of the saved one. 0 for rows that do not exist, see no key or have no sequence."""
+    """delta is that of the exact out if the operator computes out again, else that of the given out. It is 0 for rows that do not
+    exist, see no key or belong to no sequence."""
     monkeypatch.setattr(_torch_kernels, "computes_out_anew", lambda *given: anew)
     x, t = ([y.half() for y in given] for given in small(name))
     out, lse = A(*x[:3], return_lse=True, **LENGTHS[name])

@@ -64,7 +64,7 @@ def tables(pairs: int, rows: int, more: int = 0) -> Options:
     return {"rotary_cos": at.cos(), "rotary_sin": at.sin()}
 
 
-def turned(x: torch.Tensor, positions: np.ndarray, angles: Options) -> torch.Tensor:
+def rotated(x: torch.Tensor, positions: np.ndarray, angles: Options) -> torch.Tensor:
     """Rows of x at these positions as cache_write rotates them on the CPU."""
     rows = x.cpu().flatten(0, -3)
     cache, slots = torch.zeros_like(rows)[None], torch.arange(len(rows))
@@ -107,8 +107,8 @@ def test_bits_of_rows_that_the_cpu_has_rotated(kernel: dict, codes: str | None, 
                 rotary = {name: x.to(q.device) if isinstance(x, torch.Tensor) else x for name, x in in_call.items()}
                 out, lse = libflash.decode(q, k=k, k_rope=k_rope, **given | own | more | rotary)
             else:
-                one = torch.cat([q[..., :latent], turned(q[..., latent:].contiguous(), of_queries.reshape(-1), exact)], -1)
-                rope_rows = turned(k_rope, of_new.reshape(-1), exact)
+                one = torch.cat([q[..., :latent], rotated(q[..., latent:].contiguous(), of_queries.reshape(-1), exact)], -1)
+                rope_rows = rotated(k_rope, of_new.reshape(-1), exact)
                 out, lse = libflash.decode(one, k=k, k_rope=rope_rows, **given | own | more)
             results.append([out, lse, *own.values()])
         assert [same_bits(a, b) for a, b in zip(*results, strict=True)] == [True] * len(results[0]), options

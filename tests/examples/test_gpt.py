@@ -168,7 +168,7 @@ def test_rotary_embedding_turns_by_the_position() -> None:
     """Products of rotated rows depend on the distance alone."""
     cos, sin = (table[None, :, None] for table in rotary.tables(9, 8, torch.device("cpu")))
     q, k = torch.randn(8).expand(1, 9, 1, 8), torch.randn(8).expand(1, 9, 1, 8)
-    products = rotary.turned(q, cos, sin)[0, :, 0] @ rotary.turned(k, cos, sin)[0, :, 0].T
+    products = rotary.rotated(q, cos, sin)[0, :, 0] @ rotary.rotated(k, cos, sin)[0, :, 0].T
     assert products[0, 0].item() == pytest.approx(float(q[0, 0, 0] @ k[0, 0, 0]), abs=1e-5)
     torch.testing.assert_close(products[1:, 1:], products[:-1, :-1], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(products[0, 1:], products[0, :-1])

@@ -82,7 +82,7 @@ def normalised(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
 
 
-def turned(x: jax.Array, positions: jax.Array) -> jax.Array:
+def rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
     """Rotary embedding, channels paired (0, d/2), (1, d/2 + 1), ..."""
     frequencies = 10000.0 ** -(jnp.arange(0, options.head_dim, 2) / options.head_dim)
     angles = positions[:, None, None] * frequencies
@@ -100,7 +100,7 @@ def loss_of_device(weights: Weights, tokens: jax.Array, labels: jax.Array, posit
         qkv = (normalised(x) @ w[f"qkv{block}"]).reshape(*x.shape[:2], -1, options.head_dim)
         q, k, v = jnp.split(qkv, groups, axis=2)
         out = libflash.jax.context_parallel_attention(
-            turned(q, positions).astype(kind), turned(k, positions).astype(kind), v, axis_name="context", scheme=options.scheme,
+            rotated(q, positions).astype(kind), rotated(k, positions).astype(kind), v, axis_name="context", scheme=options.scheme,
             causal=True,
         )  # fmt: skip
         x = x + out.reshape(x.shape) @ w[f"out{block}"]

@@ -57,7 +57,7 @@ class Layers:
         return libflash.explain(self.queries[0], *self.caches[0], op="decode", **self.options, **more)
 
     def schedule(self, layer: int = 0, **more: Any) -> torch.Tensor | None:
-        """A GPU has one; the CPU, which stands in for it, has none."""
+        """The schedule; None on the CPU, which replaces a GPU in tests of this module."""
         made = libflash.decode_schedule(self.queries[layer], *self.caches[layer], **self.options, **more)
         assert (made is None) == (self.device == "cpu")
         assert made is None or (made.dtype, made.ndim, made.device) == (torch.int32, 1, self.queries[0].device)

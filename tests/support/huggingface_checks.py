@@ -17,7 +17,7 @@ WHOLE = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "output_l
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """For modules that import it. One thread: for models this small, synchronisation takes longer than the computation."""
+    """One thread, in test modules that import this: for small models synchronisation takes longer than the computation."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     libflash.set_num_threads(1)

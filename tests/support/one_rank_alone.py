@@ -29,7 +29,7 @@ def stop_sending(patch: pytest.MonkeyPatch) -> None:
 
 
 class OwnMemory:
-    """Replaces symmetric memory: the memory of this rank stands for that of every rank."""
+    """Replaces symmetric memory: the memory of this rank is used in place of that of every rank."""
 
     size = 0
 

@@ -42,7 +42,7 @@ class Cache:
         seqlen = q.shape[1]
         if self.angles is not None:
             cos, sin = (table[None, :seqlen, None] for table in self.angles)
-            q, k = rotary.turned(q, cos, sin), rotary.turned(k, cos, sin)
+            q, k = rotary.rotated(q, cos, sin), rotary.rotated(k, cos, sin)
         self.rows(self.keys[number], seqlen).copy_(k)
         self.rows(self.values[number], seqlen).copy_(v)
         return self.attention(q, k, v)
@@ -83,11 +83,11 @@ class PyTorchCache(Cache):
     def rows(self, room: torch.Tensor, seqlen: int) -> torch.Tensor:
         return room[:, :, :seqlen].transpose(1, 2)
 
-    def turned(self, x: torch.Tensor) -> torch.Tensor:
+    def rotated(self, x: torch.Tensor) -> torch.Tensor:
         if self.angles is None:
             return x
         cos, sin = (table[self.lengths][:, None, None] for table in self.angles)
-        return rotary.turned(x, cos, sin)
+        return rotary.rotated(x, cos, sin)
 
 
 class SlicedCache(PyTorchCache):
@@ -105,8 +105,8 @@ class SlicedCache(PyTorchCache):
 
     def step(self, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         keys, values = (room[number][:, :, : self.length + 1] for room in (self.keys, self.values))
-        keys[:, :, -1], values[:, :, -1] = self.turned(k)[:, 0], v[:, 0]
-        return F.scaled_dot_product_attention(self.turned(q).transpose(1, 2), keys, values).transpose(1, 2)
+        keys[:, :, -1], values[:, :, -1] = self.rotated(k)[:, 0], v[:, 0]
+        return F.scaled_dot_product_attention(self.rotated(q).transpose(1, 2), keys, values).transpose(1, 2)
 
 
 class MaskedCache(PyTorchCache):
@@ -132,7 +132,7 @@ class MaskedCache(PyTorchCache):
     def step(self, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         keys, values = self.keys[number], self.values[number]
         place = self.lengths[:1].long()
-        keys.index_copy_(2, place, self.turned(k).transpose(1, 2))
+        keys.index_copy_(2, place, self.rotated(k).transpose(1, 2))
         values.index_copy_(2, place, v.transpose(1, 2))
-        q = self.turned(q).transpose(1, 2)
+        q = self.rotated(q).transpose(1, 2)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=self.mask).transpose(1, 2)

@@ -52,7 +52,7 @@ class Block(nn.Module):
         heads, key_heads = self.shape.heads, self.shape.key_heads
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (-1, self.shape.head_dim))
         q, k, v = qkv.split([heads, key_heads, key_heads], dim=2)
-        x = x + self.out(self.attend(rotary.turned(q, cos, sin), rotary.turned(k, cos, sin), v).flatten(-2))
+        x = x + self.out(self.attend(rotary.rotated(q, cos, sin), rotary.rotated(k, cos, sin), v).flatten(-2))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 

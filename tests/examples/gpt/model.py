@@ -87,5 +87,5 @@ class WholeSequences:
         q, k, v = qkv.unbind(2)
         if self.angles is not None:
             cos, sin = (table[None, : q.shape[1], None] for table in self.angles)
-            q, k = rotary.turned(q, cos, sin), rotary.turned(k, cos, sin)
+            q, k = rotary.rotated(q, cos, sin), rotary.rotated(k, cos, sin)
         return self.attention(q, k, v)

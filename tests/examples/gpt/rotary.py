@@ -17,7 +17,7 @@ def tables_at(positions: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, tor
     return angles.cos(), angles.sin()
 
 
-def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x (batch, seqlen, heads, head_dim), rotated by the angles of (batch or 1, seqlen, 1, head_dim / 2)."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
