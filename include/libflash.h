@@ -470,19 +470,21 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * is a hint that changes no bit of a result. Groups ascend and may be empty; sequences outside of them share nothing. shared_lens
  * counts keys that were valid before the call. The CPU computes as without the hint, and refuses one that is not true (INVALID).
  * On CUDA a hint that is not true gives wrong results for the sequences of its groups; nothing outside of the tensors is touched.
- * There the shared keys are read once for several sequences (explain: "shared keys") if q has 16 bits, D and Dv are at most 128,
- * rows are not packed and at most 16 share a key head, there are four sequences or more for each group, and enough of them to
- * fill the GPU; without scales, q_positions, tree_mask, cache_leftpad, alibi_slopes, window_left, shards and FLOAT32 out. Else
- * the hint is ignored.
+ * There the shared keys are read once for several sequences (explain: "shared keys") if q and the caches have the same type of 16
+ * bits, D and Dv are at most 128, the capacity is at least 256, rows are not packed and at most 16 share a key head, there are
+ * four sequences or more for each group, and enough of them to fill the GPU; without scales, k_rope_cache, q_positions,
+ * tree_mask, cache_leftpad, alibi_slopes, window_left, shards, FLOAT32 out and FLASH_FLAG_INVARIANT_ROWS. Else the hint is
+ * ignored.
  *
- * Schedule. On Hopper GPUs sequences with many query rows (at least 64 or 96; "long chunks" in explain) have a kernel of their
- * own, which computes them in an order that depends on lengths alone: those in cache_seqlens, cu_seqlens_q and cu_seqlens_new.
- * Every call computes the order, unless it is given as `schedule`: flash_attention_decode_schedule computes it once for all
- * layers of a step. Calls may share a schedule if they differ in nothing but softmax_scale, the addresses and strides of their
- * tensors, and the contents of tensors other than these three. They only read it, so they may run on several streams, after the
- * call that writes it. No bit of a result changes. A schedule for other shapes, options or lengths, or with any numbers, gives
- * undefined results, but nothing outside of the tensors is touched. One that is too small is refused. A call that has no use for
- * a schedule (size 0: on the CPU, without long chunks, or where no kernel has them) accepts one of any size and does not read it.
+ * Schedule. On Hopper GPUs sequences with many query rows (at least 64 or 96, with FLASH_FLAG_INVARIANT_ROWS 32; "long chunks" in
+ * explain) have a kernel of their own, which computes them in an order that depends on lengths alone: those in cache_seqlens,
+ * cu_seqlens_q and cu_seqlens_new. Every call computes the order, unless it is given as `schedule`:
+ * flash_attention_decode_schedule computes it once for all layers of a step. Calls may share a schedule if they differ in nothing
+ * but softmax_scale, the addresses and strides of their tensors, and the contents of tensors other than these three. They only
+ * read it, so they may run on several streams, after the call that writes it. No bit of a result changes. A schedule for other
+ * shapes, options or lengths, or with any numbers, gives undefined results, but nothing outside of the tensors is touched. One
+ * that is too small is refused. A call that has no use for a schedule (size 0: on the CPU, without long chunks, or where no
+ * kernel has them) accepts one of any size and does not read it.
  *
  * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
  * columns * page_size. Table entries past the last key, and those before the first key that a row sees (window,
