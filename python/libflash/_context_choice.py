@@ -1,12 +1,12 @@
 """The choice of a scheme: bytes that a rank sends against the time of its computation.
 
 ring: the keys of the next step are sent during the computation of a step. The transfer is hidden if a rank has at least
-`HIDDEN_TOKENS * heads_k / heads_q` tokens: a step computes 2 n^2 heads_q (D + Dv) operations with half the keys visible and moves
-n heads_k (D + Dv) elements, at 700 TFLOP/s and 360 GB/s, the rates of a Hopper GPU on NVLink. heads: transfers are never hidden,
-but fewer bytes are sent, and a rank makes one call for all keys. On four H200s with NVLink and 64k to 1M tokens, forward and
-backward together took 1 to 9 % less time than with a ring of messages, forward between 9 % less and 3 % more. On four H100s whose
-ring uses symmetric memory, with 64k to 256k tokens, both together took 0 to 4 % less time than with the ring, forward 1 to 12 %
-more. On two GPUs the ring is as fast or faster.
+`HIDDEN_TOKENS * heads_k / heads_q` tokens: a step computes n^2 heads_q (D + Dv) operations, as half of the keys are visible, and
+moves n heads_k (D + Dv) elements of 2 bytes, at 700 TFLOP/s and 360 GB/s, the rates of a Hopper GPU on NVLink. heads: transfers
+are never hidden, but fewer bytes are sent, and a rank makes one call for all keys. On four H200s with NVLink and 64k to 1M
+tokens, forward and backward together took 1 to 9 % less time than with a ring of messages, forward between 9 % less and 3 % more.
+On four H100s whose ring uses symmetric memory, with 64k to 256k tokens, both together took 0 to 4 % less time than with the ring,
+forward 1 to 12 % more. On two GPUs the ring is as fast or faster.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def choose(sizes: Sizes, order: str, window: tuple[int, int], copied_forward: bo
     if ranks == 1:
         return "ring", "one rank: attention without communication"
     if order == "contiguous" and min(window) >= 0 and max(window) <= sizes.tokens:
-        return "halo", f"a row sees at most {max(window)} keys to a side, a rank has {sizes.tokens} tokens: only neighbours talk"
+        return "halo", f"a row sees at most {max(window)} keys to a side, a rank has {sizes.tokens} tokens: only neighbours send"
     several = HEADS_FROM <= ranks <= MOST_OF_A_HOST and not copied_forward
     if several and min(window) < 0 and can_share_heads(sizes) and sizes.heads_k % ranks == 0:
         return "heads", f"{ranks} ranks, as many as one host may have: one call for all keys is faster than {ranks} of a ring"
     needed = -(-HIDDEN_TOKENS * sizes.heads_k // sizes.heads_q)
     if sizes.tokens >= needed:
-        return "ring", f"a rank has {sizes.tokens} tokens; from {needed} on the keys of a step travel during its computation"
+        return "ring", f"a rank has {sizes.tokens} tokens; from {needed} on the keys of a step are sent during the computation"
     if can_share_heads(sizes):
         return "heads", f"a rank has {sizes.tokens} tokens, fewer than the {needed} that hide a ring's keys"
     return "ring", f"{ranks} ranks do not divide {sizes.heads_q} query and {sizes.heads_k} key heads"
@@ -104,8 +104,8 @@ def explanation(chosen: str, why: str, sizes: Sizes, order: str, transport: tupl
     lines.append(f"rank       {sizes.tokens} tokens, {sizes.heads_q} query heads, {sizes.heads_k} key heads")
     options = ("heads_ring",) if len(sizes.mesh) == 2 else ("ring", "all_gather", "heads")
     for scheme in dict.fromkeys((chosen, *options)):
-        hidden = {"heads": "exposed", "all_gather": "exposed"}.get(scheme, "during the computation")
-        lines.append(f"bytes      {scheme}: {bytes_sent(scheme, sizes)} sent by a rank in forward, {hidden}")
+        when = "not during the computation" if scheme in ("heads", "all_gather") else "during the computation"
+        lines.append(f"bytes      {scheme}: {bytes_sent(scheme, sizes)} sent by a rank in forward, {when}")
     if transport is not None:
         lines.append("transport  {}: {}".format(*transport))
     return "\n".join(lines) + "\n"
