@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from . import _torch_hf_tables
 from ._errors import InvalidError, UnsupportedError
-from ._torch_hf_interface import classes_without_interface, not_served
+from ._torch_hf_interface import refuse_without_interface
+from ._torch_hf_weights import refuse_weights
 from ._torch_sdpa_operators import rows_contiguous
 
 NAME = "lf_attention"
@@ -101,7 +103,7 @@ def forward(
 
     refuse_context_parallel()
     refuse_unknown(module, others)
-    refuse_weights(module, others)
+    refuse_weights(module, others, NAME)
     if s_aux is None and getattr(module, "sinks", None) is not None:
         raise UnsupportedError(f"{type(module).__name__} has sinks and passes no s_aux")
     causal = top_left = False
@@ -238,26 +240,6 @@ def refuse_context_parallel() -> None:
         )
 
 
-def refuse_weights(module: torch.nn.Module, others: dict[str, Any], own: str = NAME) -> None:
-    """Refuse requests for attention weights: by a keyword, in the configuration, or by transformers' hooks around the model."""
-    requested = others.get("output_attentions") or getattr(getattr(module, "config", None), "output_attentions", False)
-    if not requested and not torch.compiler.is_compiling():
-        requested = any(name.endswith("attentions") for name in recorded())
-    if requested:
-        raise UnsupportedError(
-            f'output_attentions is True; {own} does not store the weights of attention; use attn_implementation="eager"'
-        )
-
-
-def recorded() -> list[str]:
-    """The outputs that transformers records during this call of a model."""
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:
-        return []
-    return list(_active_collector.get() or ())
-
-
 # -- transformers' registries
 
 
@@ -271,7 +253,7 @@ def mask(*args: Any, **options: Any) -> Tensor | None:
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     config = options.get("config")
-    refuse_without_interface(config)
+    refuse_without_interface(config, NAME)
     if model_type(config) in EAGER_MASKED:
         return eager_mask(*args, **options)  # type: ignore[no-any-return]
     if always_masked(config):
@@ -283,15 +265,6 @@ def mask(*args: Any, **options: Any) -> Tensor | None:
 def model_type(config: Any) -> str | None:
     """Its type, or the name of its class if it has none: some parts of models have none."""
     return getattr(config, "model_type", None) or (None if config is None else type(config).__name__)
-
-
-def refuse_without_interface(config: Any) -> None:
-    classes = classes_without_interface(type(config))
-    if classes:
-        raise UnsupportedError(
-            f'attn_implementation="{NAME}": {not_served(f"the model of {type(config).__name__}", classes)}; use '
-            'attn_implementation="eager"'
-        )
 
 
 def always_masked(config: Any) -> bool:
@@ -310,3 +283,4 @@ def register() -> None:
 
     AttentionInterface.register(NAME, forward)
     AttentionMaskInterface.register(NAME, mask)
+    _torch_hf_tables.register(NAME)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ._errors import UnsupportedError
+
 TABLE = "ALL_ATTENTION_FUNCTIONS"
 
 
@@ -64,6 +66,16 @@ def classes_without_interface(config: type) -> list[str]:
 # torch.compile cannot trace classes_without_interface(). With this mark it calls the function while it traces, and takes the
 # result for a constant.
 classes_without_interface._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def refuse_without_interface(config: Any, name: str) -> None:
+    """Refuse the name of an attention function for the models with this configuration, if none of them uses the interface."""
+    classes = classes_without_interface(type(config))
+    if classes:
+        raise UnsupportedError(
+            f'attn_implementation="{name}": {not_served(f"the model of {type(config).__name__}", classes)}; use '
+            'attn_implementation="eager"'
+        )
 
 
 def files_of_models(config: type) -> list[ModuleType]:

@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 
-from . import _torch_hf, _torch_hf_paged
+from . import _torch_hf, _torch_hf_paged, _torch_hf_weights
 from ._torch_hf_interface import named_attention, not_served, uses_interface
 
 
 @dataclass(eq=False)
 class Change:
-    """The name in one configuration, and the one that was there before."""
+    """The name in one configuration, the one that was there before, and hooks of the models with this configuration."""
 
     config: Any
     name: str
     before: str | None
+    hooks: list[Any]
 
 
 _changes: list[Change] = []
@@ -39,12 +40,13 @@ def switch(models: tuple[Any, ...], paged: bool = False) -> list[Change]:
         _torch_hf.register()
         _torch_hf_paged.register()
     name = _torch_hf_paged.NAME if paged else _torch_hf.NAME
-    configs: list[Any] = []
+    found: dict[int, tuple[Any, list[Any]]] = {}
     for model in models:
-        configs += configurations(model)
+        found |= configurations(model)
     changes = []
-    for config in configs:
-        changes.append(Change(config, name, config._attn_implementation))
+    for config, parts in found.values():
+        hooks = [_torch_hf_weights.watch(part) for part in parts]
+        changes.append(Change(config, name, config._attn_implementation, hooks))
         set_implementation(config, name)
     _changes.extend(changes)
     return changes
@@ -55,6 +57,8 @@ def restore(changes: list[Change]) -> None:
     for change in changes:
         later = _changes[_changes.index(change) + 1 :]
         _changes.remove(change)
+        for hook in change.hooks:
+            hook.remove()
         next_one = next((other for other in later if other.config is change.config), None)
         if next_one is None:
             if change.config._attn_implementation == change.name:
@@ -67,8 +71,9 @@ def set_implementation(config: Any, name: str | None) -> None:
     config._attn_implementation = {"": name}  # a plain name would be copied to all sub-configurations
 
 
-def configurations(model: Any) -> list[Any]:
-    """The configurations of the modules that use transformers' attention interface, and of the models that contain them."""
+def configurations(model: Any) -> dict[int, tuple[Any, list[Any]]]:
+    """The configurations of the modules that use transformers' attention interface, and of the models that contain them, each
+    with these models. The keys are ids."""
     kind = type(model).__name__
     transformers = sys.modules.get("transformers")
     if transformers is None:
@@ -87,12 +92,13 @@ def configurations(model: Any) -> list[Any]:
             stacklevel=5,  # the caller of enable()
         )
     inside = set(map(id, served))
-    found = {}
+    found: dict[int, tuple[Any, list[Any]]] = {}
     for part in model.modules():
         around = isinstance(part, transformers.PreTrainedModel) and any(id(inner) in inside for inner in part.modules())
         if (around or id(part) in inside) and getattr(part, "config", None) is not None:
-            found[id(part.config)] = part.config
-    return list(found.values())
+            parts = found.setdefault(id(part.config), (part.config, []))[1]
+            parts += [part] if around else []
+    return found
 
 
 def without_interface(model: torch.nn.Module) -> list[torch.nn.Module]:

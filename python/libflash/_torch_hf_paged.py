@@ -17,7 +17,8 @@ import torch
 from torch._compile import _disable_dynamo as outside_of_compilers
 
 from ._errors import UnsupportedError
-from ._torch_hf import in_accepted_type, refuse_unknown, refuse_weights
+from ._torch_hf import in_accepted_type, refuse_unknown
+from ._torch_hf_weights import refuse_weights
 
 NAME = "lf_flash_paged"
 

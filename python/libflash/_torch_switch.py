@@ -116,8 +116,9 @@ def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
     models : Hugging Face models (transformers), or modules that contain some
         Their attention implementation becomes "lf_attention". A warning names parts that do not use
         transformers' attention interface. If transformers is loaded, the name is registered in any case, for
-        `attn_implementation=` when a model is loaded; a model that does not use the interface, and makes its masks with
-        transformers' functions, is then refused in its first call.
+        `attn_implementation=` when a model is loaded. A warning then names models and parts that do not use the interface; such a
+        model is refused when it is built, if its layers look the name up in a table of their own, or in its first call, if it
+        makes its masks with transformers' functions. Others compute attention as without libflash.
     sdpa : bool
         Replace torch.nn.functional.scaled_dot_product_attention where PyTorch would choose a fused kernel: its flash kernel on
         the CPU; flash, cuDNN or memory-efficient attention on CUDA. Masks keep PyTorch's meaning, and PyTorch still makes the
