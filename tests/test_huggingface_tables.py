@@ -119,3 +119,27 @@ def test_other_names_are_looked_up_as_before() -> None:
     config, _ = sam()
     with pytest.raises(ValueError, match="no_such_attention"):
         transformers.SamModel._from_config(config, attn_implementation="no_such_attention")
+
+
+def test_parts_of_parts_keep_their_names() -> None:
+    """DeepSeek-OCR 2: libflash serves the text and the encoder of pictures, not SAM, whose configuration is inside another."""
+    if not hasattr(transformers, "DeepseekOcr2Config"):
+        pytest.skip(f"transformers {transformers.__version__} has no DeepseekOcr2Config")
+    sam_config = {**WIDTH, "output_channels": 16, "image_size": 64, "patch_size": 4, "global_attn_indexes": [1], "mlp_dim": 48}
+    config = transformers.DeepseekOcr2Config(
+        text_config={**GROUPED, "mlp_layer_types": ["dense", "dense"]},
+        vision_config={"sam_config": sam_config, "encoder_config": {**WIDTH, "num_key_value_heads": 4}},
+    )
+    names = {"": "eager", "vision_config": {"": "eager", "sam_config": "sdpa", "encoder_config": "eager"}}
+    model = transformers.DeepseekOcr2ForConditionalGeneration._from_config(config, attn_implementation=names)
+
+    def chosen() -> dict[str, str]:
+        return {name: x.config._attn_implementation for name, x in model.named_modules() if hasattr(x, "config")}
+
+    before = chosen()
+    assert before["model.vision_tower.sam_encoder"] == "sdpa"
+    with libflash.torch.enable(model, sdpa=False):
+        switched = chosen()
+        assert switched["model.vision_tower"] == NAME
+        assert switched["model.vision_tower.sam_encoder"] == "sdpa"
+    assert chosen() == before

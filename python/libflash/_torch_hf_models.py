@@ -68,7 +68,8 @@ def restore(changes: list[Change]) -> None:
 
 
 def set_implementation(config: Any, name: str | None) -> None:
-    config._attn_implementation = {"": name}  # a plain name would be copied to all sub-configurations
+    """In this configuration alone: its attribute _attn_implementation would copy names to configurations inside others."""
+    config._attn_implementation_internal = name
 
 
 def configurations(model: Any) -> dict[int, tuple[Any, list[Any]]]:
