@@ -41,15 +41,15 @@ def register(name: str) -> None:
 
 def warn_without_interface(model: Any, name: str) -> None:
     """The model may be a part of another; if it makes a mask with transformers' functions, its first call is refused."""
-    alone = classes_without_interface(type(model.config))
-    if alone:
-        warnings.warn(f'attn_implementation="{name}": {not_served(type(model).__name__, alone)}', stacklevel=3)
+    classes = classes_without_interface(type(model.config))
+    if classes:
+        warnings.warn(f'attn_implementation="{name}": {not_served(type(model).__name__, classes)}', stacklevel=3)
 
 
 def add_to_tables(model: type, name: str) -> None:
     """Add the name to all tables in the Python modules of this class of models."""
-    for home in {kind.__module__ for kind in model.__mro__}:
-        for table in list(vars(sys.modules.get(home, sys)).values()):
+    for module in {kind.__module__ for kind in model.__mro__}:
+        for table in list(vars(sys.modules.get(module, sys)).values()):
             if is_table(table) and name not in table:
                 table[name] = functools.partial(build, table, name)
 
