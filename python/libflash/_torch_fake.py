@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from . import _core
 from ._arguments import check_parts
 from ._block_mask import BlockMask
-from ._errors import InvalidError, NoDeviceError
+from ._errors import InvalidError, NoDeviceError, UnsupportedError
 from ._torch_kernels import BLOCK_LISTS, decode_type, library_options, lse_shape, lse_type, optional_gradients, with_parts
 
 Tensor = torch.Tensor
@@ -69,6 +70,7 @@ def without_data(schema: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     the CPU they would pass, and the result would be on meta.
     """
     names = [argument.name for argument in schema.arguments]
+    written = {argument.name for argument in schema.arguments if argument.is_write}
 
     @functools.wraps(kernel)
     def call(*args: Any, **options: Any) -> Any:
@@ -77,6 +79,8 @@ def without_data(schema: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
             for i, x in enumerate(value if isinstance(value, list | tuple) else [value]):
                 if isinstance(x, Tensor):
                     devices[name if value is x else f"{name}[{i}]"] = x.device
+                    if name in written:
+                        fix_offset(x, name)
         on_meta = next((name for name, device in devices.items() if device.type == "meta"), None)
         for name, device in devices.items():
             if on_meta is not None and device.type != "meta":
@@ -84,6 +88,30 @@ def without_data(schema: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return kernel(*args, **options)
 
     return call
+
+
+def fix_offset(x: Tensor, name: str) -> None:
+    """Make the storage offset of a written view a number. PyTorch's compiler loses an offset that depends on symbolic sizes, and
+    the call would write to the beginning of the storage. torch.compile fixes these sizes, and compiles again for others. An
+    exported program is right unless it is compiled ahead of time, which cannot fix sizes."""
+    offset = x.storage_offset()
+    if not isinstance(offset, torch.SymInt):
+        return
+    compiler: Any = sys.modules.get("torch._inductor.virtualized")
+    ahead_of_time = compiler is not None and bool(compiler.V.aot_compilation)
+    if not ahead_of_time and (torch.compiler.is_exporting() or torch._guards.TracingContext.try_get() is None):
+        return
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    node = offset.node
+    if ahead_of_time or free_unbacked_symbols(offset):
+        on = "dynamic dimensions" if ahead_of_time else "data"
+        raise UnsupportedError(
+            f"{name} is a view with the storage offset {node.expr}, which depends on {on}: PyTorch's compiler would write to the "
+            "beginning of the storage; pass a tensor with storage of its own, or a view with a known offset"
+        )
+    for symbol in sorted(node.expr.free_symbols, key=str):
+        node.shape_env.evaluate_expr(symbol)
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
