@@ -313,6 +313,29 @@ def test_numpy_arrays_whose_values_jax_would_not_see() -> None:
             libflash.jax.merge([q, change(q)], [np.zeros((1, 4, 40), np.float32)] * 2)
 
 
+def test_arrays_of_64_bits_need_x64() -> None:
+    """Without it JAX clips a length of 2**32 + 3 to 3, and makes results of float32 beside arrays of float64."""
+    q, k, v = qkv()
+    with jax.enable_x64(True):
+        wide = [jax.numpy.asarray(x, "float64") for x in (q, k, v)]
+        length, seed = jax.numpy.asarray([2**32 + 3]), jax.numpy.asarray(2**33)
+        assert attention(*wide).dtype == "float64"
+    outs, lses = [wide[0]] * 2, [np.zeros((1, 4, 40))] * 2
+    calls = {
+        "q is float64": lambda: attention(*wide),
+        "k is float64": lambda: jax.jit(attention)(q, *wide[1:]),
+        "bias is float64": lambda: attention(q, k, v, bias=wide[0][..., :1]),
+        "k_cache is float64": lambda: libflash.jax.decode(wide[0][0], *wide[1:], cu_seqlens_q=[0, 40]),
+        r"outs\[0\] is float64": lambda: libflash.jax.merge(outs, lses),
+        "seqused_k is int64": lambda: attention(q, k, v, seqused_k=length),
+        "slots is int64": lambda: libflash.jax.cache_write(k[0, :1], v[0, :1], k, v, length),
+        "seed is int64": lambda: attention(q, k, v, dropout_p=0.5, seed=seed),
+    }
+    for text, call in calls.items():
+        with pytest.raises(libflash.InvalidError, match=f"^{text}, and jax_enable_x64 is False: JAX would convert parts"):
+            call()
+
+
 def test_arrays_with_another_layout_in_memory() -> None:
     layout = pytest.importorskip("jax.experimental.layout")
     x = problem()[:3]

@@ -101,12 +101,24 @@ def array(x: Any, name: str) -> Array:
     if not isinstance(x, (jax.Array, np.ndarray)) and hasattr(x, "__jax_array__"):  # parameters of neural network libraries
         x = x.__jax_array__()
     if isinstance(x, jax.Array):
-        return x
+        return within_64_bits(x, name)
     if isinstance(x, np.ndarray):
         return native(x, name)
     if isinstance(x, jax.ShapeDtypeStruct):
         raise TypeError(f"{name} is a jax.ShapeDtypeStruct, a shape without data: use jax.eval_shape")
     raise TypeError(f"{name} must be an array of JAX or NumPy, not {type(x).__module__}.{type(x).__qualname__}")
+
+
+def within_64_bits(x: Array, name: str) -> Array:
+    """x, unless it is an array of 64 bits that is older than `jax_enable_x64=False`: JAX makes arrays of 32 bits beside it, in
+    results that are filled, in derivatives and where integers are clipped."""
+    if x.dtype in (np.float64, np.int64, np.uint64) and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        narrow = x.dtype.name.replace("64", "32")
+        raise InvalidError(
+            f"{name} is {x.dtype.name}, and jax_enable_x64 is False: JAX would convert parts of the computation to {narrow}; "
+            f"call within jax.enable_x64(True), or pass {name}.astype('{narrow}')"
+        )
+    return x
 
 
 def native(x: np.ndarray, name: str) -> np.ndarray:
