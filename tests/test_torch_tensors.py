@@ -133,6 +133,25 @@ def test_nested_tensors_are_refused_by_name(layout: torch.layout, grad: bool) ->
             call(nested, nested, nested)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_beside_others_are_refused_by_name(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(7, 4, 8)] * 2, layout=layout)
+    x, slots, lse = torch.zeros(2, 7, 4, 8), torch.tensor([0, 1]), torch.zeros(2, 4, 7)
+    calls = {
+        "bias": lambda: libflash.torch.attention(x, x, x, bias=nested),
+        "out": lambda: libflash.torch.attention(x, x, x, out=nested),
+        "v_cache": lambda: libflash.torch.decode(x, x, nested),
+        "cache_seqlens": lambda: libflash.torch.decode(x, x, x, cache_seqlens=nested),
+        r"outs\[1\]": lambda: libflash.torch.merge([x, nested], [lse, lse]),
+        "lse": lambda: libflash.torch.merge([x, x], [lse, lse], out=x.clone(), lse=nested),
+        "k_rope_cache": lambda: libflash.torch.cache_write(x[0], x[0], x.clone(), x.clone(), slots, k_rope_cache=nested),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=rf"^{name} is a nested tensor; pass packed sequences"):
+            call()
+
+
 @pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
 @pytest.mark.parametrize("call", [libflash.torch.attention])
 def test_causal_bias_of_pytorch(call) -> None:

@@ -22,6 +22,7 @@ from ._arguments import refuse_bool
 from ._block_mask import BlockMask
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import BLOCKS, INTEGER, NUMBER, OPTIONS, SHARD, WINDOW, Option
+from ._torch_dtensor import refuse_plain
 from ._torch_kernels import BLOCK_LISTS
 from ._torch_tangents import tangent_of
 
@@ -122,8 +123,19 @@ def require_inputs(**given: Any) -> None:
     for name, x in given.items():
         if x is None:
             raise TypeError(f"{name} must be a torch.Tensor, not NoneType")
-        if getattr(x, "is_nested", False):
-            _core.refuse_nested(x, name)
+        refuse_nested(x, name)
+
+
+def refuse_nested(x: Any, name: str) -> None:
+    if getattr(x, "is_nested", False):
+        _core.refuse_nested(x, name)
+
+
+def check_dispatched(given: dict[str, Any]) -> None:
+    """Refuse, by the names that the caller knows, what PyTorch's dispatcher would refuse without a name."""
+    for name, x in given.items():
+        refuse_nested(x, name)
+    refuse_plain(given)
 
 
 def constant(x: Any, name: str) -> Any:

@@ -31,9 +31,10 @@ from ._torch_autograd import record, record_merge, refuse_gradients, requires_gr
 from ._torch_bias import causal_options, is_causal_bias
 from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._torch_context_decode import context_parallel_decode
-from ._torch_dtensor import beside, is_dtensor, refuse_plain, refuse_written
+from ._torch_dtensor import beside, is_dtensor, refuse_written
 from ._torch_eager import eager
 from ._torch_options import (
+    check_dispatched,
     direct_options,
     flag,
     given_options,
@@ -143,7 +144,7 @@ def attention_with_pytorch(
         q, k, v = autocast(q, k, v, tensors)
     if not eager(q, k, v, *tensors.values()):
         require_inputs(q=q, k=k, v=v)
-        refuse_plain({"q": q, "k": k, "v": v, **tensors})
+        check_dispatched({"q": q, "k": k, "v": v, **tensors})
         result = ops.OPERATORS["attention"](q, k, v, **numbers, **tensors)
     elif torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient(tensors.values())
@@ -197,7 +198,7 @@ def attention_into(
     if eager(q, k, v, out, lse, *tensors.values()):
         _core.call_as_operator(kernels.attention_out, (q, k, v, out, lse), numbers | tensors | statistics)
     else:
-        refuse_plain({"q": q, "k": k, "v": v, "out": out, "lse": lse, **tensors})
+        check_dispatched({"q": q, "k": k, "v": v, "out": out, "lse": lse, **tensors})
         refuse_written("attention_out", "out", out)
         ops.OPERATORS["attention_out"](q, k, v, out, lse, **numbers, **tensors)
     return out if lse is None or not return_lse else (out, lse)
@@ -335,7 +336,7 @@ def decode_with_pytorch(
                 "float32 of a shard"
             )
         given_tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "k_rope": k_rope, "out": out, "lse": lse}
-        refuse_plain(given_tensors | tensors)
+        check_dispatched(given_tensors | tensors)
         if k is not None:
             refuse_written(name, "k_cache", k_cache)
         result = ops.OPERATORS[name](*inputs, **given)
@@ -409,7 +410,8 @@ def cache_write(
     if eager(*inputs, *(x for x in options.values() if isinstance(x, Tensor))):
         _core.call_as_operator(kernels.cache_write, inputs, options)
     else:
-        refuse_plain({"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots, **rows, **options})
+        given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots, "k_rope_cache": k_rope_cache}
+        check_dispatched(given | rows | options)
         refuse_written("cache_write", "k_cache", k_cache)
         ops.OPERATORS["cache_write"](*inputs, **options)
 
@@ -532,7 +534,7 @@ def merge(
             "out and lse cannot be given for tensors that require a gradient; leave them out, or call under torch.no_grad()"
         )
     if not eager(*outs, *lses, out, lse):
-        refuse_plain(parts)
+        check_dispatched(parts | {"out": out, "lse": lse})
         made = ops.OPERATORS["merge"](list(outs), list(lses), **options)
         check_written(out, lse, made)
         result = written_to(out, lse, made)
