@@ -464,7 +464,7 @@ def test_bools_are_no_real_numbers(library: str, bad: object) -> None:
             *([lambda o: flash_attn.flash_attn_with_kvcache(q, k, v, **o)] if name != "dropout_p" else []),
         ]
         for call in calls:
-            with pytest.raises(TypeError, match=f"{name} must be a number, not bool_?$"):
+            with pytest.raises(TypeError, match=f"{name} must be a number, not bool_? \\((True|False)\\)$"):
                 call({name: bad})
 
 
@@ -481,6 +481,6 @@ def test_flags_are_bools(function: Any, name: str) -> None:
     for given in (arrays, [torch.from_numpy(x) for x in arrays]):
         for good in (True, False, np.True_):
             function(*given, **{name: good})
-        for bad, text in (("no", "'no'"), (1, "1"), (None, "NoneType")):
+        for bad, text in (("no", "'no'"), (1, "1"), (None, "None")):
             with pytest.raises(TypeError, match=rf"{name} must be a bool, not {text}$"):
                 function(*given, **{name: bad})

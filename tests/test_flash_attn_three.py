@@ -186,7 +186,7 @@ def test_hints_change_nothing() -> None:
         flash_attn.flash_attn_func(q, k, v, pack_gqa="no")
     ends, unknown = np.array([0, 1], np.int32), {"max_seqlen_q": None, "max_seqlen_k": None}
     for name in ("sm_margin", "attention_chunk", "num_splits", "max_seqlen_k"):
-        with pytest.raises(TypeError, match=f"^{name} must be an integer, not bool$"):
+        with pytest.raises(TypeError, match=rf"^{name} must be an integer, not bool \(False\)$"):
             flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, **{**unknown, name: False})
     with pytest.raises(TypeError, match="sm_margin must be an integer, not float"):
         flash_attn.flash_attn_func(q, k, v, sm_margin=0.5)

@@ -338,7 +338,7 @@ def test_a_part_without_the_interface_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "kind"), [(lambda: torch.nn.Linear(2, 2), "Linear"), (lambda: 5, "int"), (lambda: torch.nn.Linear, "type")]
+    ("make", "kind"), [(lambda: torch.nn.Linear(2, 2), "Linear"), (lambda: 5, r"int \(5\)"), (lambda: torch.nn.Linear, "type")]
 )
 def test_what_is_no_model_is_refused_in_words(make: Callable[[], Any], kind: str) -> None:
     with pytest.raises(TypeError, match=rf"^{kind} is no Hugging Face model: neither it nor a part of it"):

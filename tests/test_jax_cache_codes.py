@@ -89,7 +89,7 @@ def test_channels_of_values_are_checked(given: dict, text: str) -> None:
     q, cache = random(B, 1, HEADS_Q, DIM), np.zeros((B, CAPACITY, HEADS_K, DIM), np.float32)
     with pytest.raises(libflash.InvalidError, match=text):
         libflash.jax.decode(q, cache, **given)
-    with pytest.raises(TypeError, match=r"k_cache must be an array of JAX or NumPy, not builtins\.list"):
+    with pytest.raises(TypeError, match=r"k_cache must be an array of JAX or NumPy, not list of 2 elements"):
         libflash.jax.decode(q, cache.tolist(), **{"head_dim_v": 8} | given)
 
 

@@ -238,6 +238,8 @@ def test_sizes_and_axes_that_are_refused() -> None:
         refused("dim must be an integer, not str", partial(move, q, 2, dim="s"), TypeError)
         refused("dim is traced", lambda: jax.jit(lambda n: move(q, 2, dim=n))(1), unknown)
         refused("x must be an array of JAX or NumPy", partial(move, q.tolist(), 2), TypeError)
+    refused("axis_name has 'cp', which is no mesh axis here", lambda: lj.context_parallel_attention(q, q, q, axis_name="cp"))
+    refused("tokens is -8; it must not be negative", partial(lj.positions, -8, 2))
     refused("tokens must be an integer, not bool", partial(lj.positions, True, 1), TypeError)
     refused("tokens must be an integer, not float", partial(lj.positions, 8.0, 2), TypeError)
     refused("tokens is traced", lambda: jax.jit(lambda n: lj.positions(n, 2))(8), unknown)

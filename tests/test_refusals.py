@@ -46,7 +46,13 @@ def test_flags_are_bools(case: str) -> None:
     arrays = qkv(d=8)
     for good in (True, False, np.True_, np.False_):
         call(arrays, **{name: good})
-    for bad, text in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
+    for bad, text in (
+        ("no", "'no'"),
+        (1, "1"),
+        (0.0, r"0\.0"),
+        (None, "None"),
+        (np.array([True]), r"ndarray \(bool, shape \(1,\)\)"),
+    ):
         with pytest.raises(TypeError, match=rf"{name} must be a bool, not {text}$"):
             call(arrays, **{name: bad})
 
@@ -57,9 +63,27 @@ TYPE_ERRORS = {
     "mask is a list": (lambda a: libflash.attention(*a, mask=[[True]]), r"mask must be an array"),
     "out is a list": (lambda a: libflash.attention(*a, out=[]), r"out must be an array"),
     "cu_seqlens is a tuple": (lambda a: libflash.attention(*a, cu_seqlens_q=(0, 4)), r"cu_seqlens_q must be an array"),
-    "scale is text": (lambda a: libflash.attention(*a, softmax_scale="1"), r"softmax_scale must be a number, not str"),
+    "scale is text": (lambda a: libflash.attention(*a, softmax_scale="1"), r"softmax_scale must be a number, not str \('1'\)$"),
     "softcap is a list": (lambda a: libflash.attention(*a, softcap=[1]), r"softcap must be a number, not list"),
-    "seed is a float": (lambda a: libflash.attention(*a, seed=1.0), r"seed must be an integer, not float"),
+    "a long value is cut": (lambda a: libflash.attention(*a, softcap="x" * 9999), r"number, not str \('x{59}\.\.\.\)$"),
+    "a long list is counted": (lambda a: libflash.attention(*a, mask=[1.0] * 999), r"not list \(list of 999 elements\)$"),
+    "an array has a shape": (
+        lambda a: libflash.attention(*a, softmax_scale=a[0]),
+        r"not ndarray \(float32, shape \(1, 40, 4, 8\)\)$",
+    ),
+    "seed is None": (
+        lambda a: libflash.attention(*a, seed=None),
+        r"^seed is None; it must be an integer from 0 to .* libflash\.torch\.attention takes None and draws a seed$",
+    ),
+    "lists of a block mask": (
+        lambda a: libflash.BlockMask([1], a[0], a[0], a[0]),
+        r"^row_counts must be an array, not list \(\[1\]\);",
+    ),
+    "scale of a cache is a bool": (
+        lambda a: libflash.decode(a[0][:, :1], *a[1:], k_scale=True),
+        r"k_scale must be a number or an array, not bool \(True\)",
+    ),
+    "seed is a float": (lambda a: libflash.attention(*a, seed=1.0), r"seed must be an integer, not float \(1\.0\)$"),
     "splits is text": (lambda a: libflash.attention(*a, num_splits="1"), r"num_splits must be an integer, not str"),
     "splits is an array of a float": (
         lambda a: libflash.attention(*a, num_splits=np.array(1.0)),
@@ -111,13 +135,68 @@ def test_bools_are_no_real_numbers(function: str, bad: object) -> None:
     names, call = REAL_NUMBERS[function]
     arrays = qkv(d=8)
     for name in names:
-        with pytest.raises(TypeError, match=f"{name} must be a number, not (bool_?|ndarray)$"):
+        with pytest.raises(
+            TypeError, match=rf"{name} must be a number, not (bool_? \((True|False)\)|ndarray \(bool, shape \(\)\))$"
+        ):
             call(arrays, **{name: bad})
         for good in (np.float32(0.5), np.array(0.5)):
             call(arrays, **{name: good})
 
 
 INVALID = {
+    "axes of layout exchanged": (
+        lambda a: libflash.attention(*a, layout="bhsd"),
+        r'k: the heads of q must be a multiple .*; layout is "bhsd", and q, k and v have shapes \(1, 40, 4, 8\), \(1, 56, 2, 8\) '
+        r'and \(1, 56, 2, 8\): they agree with layout="bshd"$',
+    ),
+    "axes of arrays exchanged": (
+        lambda a: libflash.attention(*(x.swapaxes(1, 2).copy() for x in a)),
+        r'layout is "bshd", and .*: they agree with layout="bhsd"$',
+    ),
+    "axes exchanged, explained": (lambda a: libflash.explain(*a, layout="sbhd"), r'layout is "sbhd", .* with layout="bshd"$'),
+    "axes exchanged, backward": (
+        lambda a: libflash.attention_backward(a[0], *a, a[0], np.zeros((1, 4, 40), "f4"), layout="bhsd"),
+        r'layout is "bhsd", .*: they agree with layout="bshd"$',
+    ),
+    "no layout fits": (lambda a: libflash.attention(a[0], a[1], a[2][:, :50]), r"v: shape must be .* \(it is \(1, 50, 2, 8\)\)$"),
+    "caches of another order": (
+        lambda a: libflash.decode(a[0][:, :1], *(x.swapaxes(1, 2).copy() for x in a[1:])),
+        r"q has 4, k_cache has 56\); decode takes q as \(batch, seqlen, heads, head_dim\) and caches as",
+    ),
+    "blocks of a block mask": (
+        lambda a: libflash.attention(*a, block_mask=np.ones((1, 3, 2, 2), bool)),
+        r"^block_mask: shape must be \(batch or 1, .*\) = \(1, 4 or 1, 1, 1\); it is \(1, 3, 2, 2\)$",
+    ),
+    "blocks of lists": (
+        lambda a: libflash.attention(*a, block_mask=libflash.compress_block_mask(np.ones((1, 1, 2, 1), bool))),
+        r"^block_mask\.row_indices: shape must be .* = \(1, 4 or 1, 1, 1\); it is \(1, 1, 2, 1\)$",
+    ),
+    "bound below the rows": (
+        lambda a: libflash.attention(*a, max_seqlen_q=39),
+        r"max_seqlen_q is 39; it must be at least every length, and the seqlen of q is 40",
+    ),
+    "bound below the keys": (
+        lambda a: libflash.attention(*(x.swapaxes(1, 2).copy() for x in a), layout="bhsd", max_seqlen_k=55),
+        r"max_seqlen_k is 55; .* the seqlen of k is 56",
+    ),
+    "bound below the keys, explained": (lambda a: libflash.explain(*a, max_seqlen_k=55), "max_seqlen_k is 55"),
+    "null character in a name": (lambda a: libflash.attention(*a, kernel="forward_cpu\0x"), r"kernel is 'forward_cpu\\x00x'; it"),
+    "scale of a cache": (
+        lambda a: libflash.decode(a[0][:, :1], *a[1:], k_scale=float("nan")),
+        "k_scale is nan; it must be finite",
+    ),
+    "dtype beside cache_dtype": (
+        lambda a: libflash.decode(a[0][:, :1], *a[1:], cache_dtype="e4m3"),
+        "cache_dtype is 'e4m3', but k_cache is neither that nor uint8: float32",
+    ),
+    "number of many digits": (
+        lambda a: libflash.attention(*a, num_splits=10**5000),
+        "num_splits is an integer of 16610 bits, which",
+    ),
+    "scale of many digits": (
+        lambda a: libflash.attention(*a, softmax_scale=10**5000),
+        "softmax_scale is an integer of 16610 bits",
+    ),
     "layout": (lambda a: libflash.attention(*a, layout="hbsd"), r"layout is 'hbsd'; it must be 'bshd', 'bhsd' or 'sbhd'"),
     "align": (lambda a: libflash.attention(*a, causal_align="left"), r"causal_align is 'left'"),
     "seed": (lambda a: libflash.attention(*a, seed=-1), r"seed is -1; it must be from 0 to 2\*\*64 - 1"),
@@ -144,7 +223,7 @@ INVALID = {
     ),
     "k alone": (
         lambda a: libflash.decode(*a, k=a[1][:, :1].copy()),
-        r"k and v must be given together",
+        r"k and v must be given together \(v is None\)",
     ),
     "values of more channels than keys": (
         lambda a: libflash.decode(a[0][..., :5].copy(), a[1][..., :5], a[1]),

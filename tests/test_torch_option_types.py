@@ -143,16 +143,16 @@ def test_decode_under_autocast_refuses_the_same(options: dict[str, Any]) -> None
 
 
 def test_decode_without_a_cache() -> None:
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"k_cache must be a torch\.Tensor, not NoneType"):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"k_cache must be a torch\.Tensor, not None"):
         libflash.decode(torch.ones(1, 1, 2, 4), None, None)
 
 
 def test_none_for_a_tensor_that_every_call_has() -> None:
     x = torch.ones(1, 4, 2, 4)
     for name in ("q", "k", "v"):
-        with pytest.raises(TypeError, match=rf"^{name} must be a torch\.Tensor, not NoneType$"):
+        with pytest.raises(TypeError, match=rf"^{name} must be a torch\.Tensor, not None$"):
             libflash.torch.attention(**({"q": x, "k": x, "v": x} | {name: None}))
-    with pytest.raises(TypeError, match=r"^k must be a torch\.Tensor, not NoneType$"):
+    with pytest.raises(TypeError, match=r"^k must be a torch\.Tensor, not None$"):
         libflash.torch.cache_write(None, x[0], x, x, torch.zeros(4, dtype=torch.int64), k_scale=2.0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ._arguments import described
+
 TYPE_CHECKING = False  # known to type checkers; importing typing would take half of the time of `import libflash`
 if TYPE_CHECKING:
     from typing import Any
@@ -27,6 +29,10 @@ class BlockMask:
     block_size = 128
 
     def __init__(self, row_counts: Any, row_indices: Any, col_counts: Any, col_indices: Any) -> None:
+        lists = {"row_counts": row_counts, "row_indices": row_indices, "col_counts": col_counts, "col_indices": col_indices}
+        for name, x in lists.items():
+            if not hasattr(x, "shape"):
+                raise TypeError(f"{name} must be an array, not {described(x)}; compress_block_mask makes all four")
         self.row_counts = row_counts
         self.row_indices = row_indices
         self.col_counts = col_counts

@@ -58,7 +58,8 @@ def cache_write(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None, k_
         call.byte_dtype = byte_dtype_of(cache_dtype)
         borrow(&call, k_cache, "k_cache", &tk_cache, WRITE)
         if call.byte_dtype != FLASH_DTYPE_NONE and tk_cache.dtype != call.byte_dtype:
-            raise InvalidError(f"cache_dtype is {cache_dtype!r}, but k_cache has another dtype than that or uint8")
+            raise InvalidError(f"cache_dtype is {cache_dtype!r}, but k_cache is neither that nor uint8: "
+                               f"{dtype_name(tk_cache.dtype)}")
         tv_cache = extra(&call, &extras, v_cache, "v_cache", WRITE)
         call.byte_dtype = FLASH_DTYPE_NONE
         tv = extra(&call, &extras, v, "v")

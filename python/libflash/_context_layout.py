@@ -107,6 +107,8 @@ def _sees(layout: Layout, rows: tuple[int, ...], columns: tuple[int, ...], windo
 
 
 def check_tokens(tokens: int, order: str, ranks: int) -> None:
+    if tokens < 0:
+        raise InvalidError(f"tokens is {tokens}; it must not be negative")
     if tokens % chunk_count(order, ranks) != 0:
         raise InvalidError(
             f"the sequence has {tokens} tokens; order {order!r} needs a multiple of {chunk_count(order, ranks)} for {ranks} ranks"

@@ -17,7 +17,8 @@ import sys
 import threading
 
 from ._arguments import (
-    check_parts, integer as integer_of, is_traced, one_of, real as real_of, refuse_key, refuse_subclass, refuse_traced
+    check_parts, described, integer as integer_of, is_traced, layout_hint, one_of, plainly, real as real_of, refuse_key,
+    refuse_subclass, refuse_traced, short_bound, shortened
 )
 from ._block_mask import BlockMask
 from ._errors import InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status, python_names
@@ -28,6 +29,7 @@ from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuff
 from cpython.object cimport PyObject_Call
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.math cimport isfinite
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset, strcmp
@@ -70,6 +72,37 @@ include "_cpu_calls.pxi"
 cdef int check(flash_status_t status) except -1:
     if status != FLASH_STATUS_OK:
         raise from_status(status, with_hint(flash_last_error().decode("utf-8", "replace")))
+    return 0
+
+
+cdef int check_shapes(flash_status_t status, const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
+                      Layout layout) except -1:
+    """As check(). If q, k and v do not agree, and would in another layout, the text says so."""
+    if status == FLASH_STATUS_OK:
+        return 0
+    cdef str text = with_hint(flash_last_error().decode("utf-8", "replace"))
+    raise from_status(status, text + layout_hint(text, layout_name(layout), shape_in(q, layout), shape_in(k, layout),
+                                                 shape_in(v, layout)))
+
+
+cdef str layout_name(Layout layout):
+    return "bshd" if layout == BSHD else "bhsd" if layout == BHSD else "sbhd"
+
+
+cdef tuple shape_in(const flash_tensor_t *x, Layout layout):
+    """The caller's shape of an array that to_bshd() has described in the C library's layout."""
+    cdef flash_tensor_t given = x[0]
+    to_bshd(&given, layout)  # it exchanges two axes: its own inverse
+    return tuple([given.shape[i] for i in range(given.ndim)])
+
+
+cdef int check_bounds(const flash_attention_options_t *made, const flash_tensor_t *q, const flash_tensor_t *k) except -1:
+    """Refuse upper bounds below the lengths that the shapes say. Only packed sequences need bounds, and there the C library
+    checks them."""
+    if made.max_seqlen_q > 0 and made.cu_seqlens_q == NULL and made.seqused_q == NULL and q.shape[1] > made.max_seqlen_q:
+        raise short_bound("max_seqlen_q", made.max_seqlen_q, "q", q.shape[1])
+    if made.max_seqlen_k > 0 and made.cu_seqlens_k == NULL and made.seqused_k == NULL and k.shape[1] > made.max_seqlen_k:
+        raise short_bound("max_seqlen_k", made.max_seqlen_k, "k", k.shape[1])
     return 0
 
 
@@ -182,7 +215,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     cu_seqlens_q, cu_seqlens_k : (batch + 1,) int32 (int64 on the CPU: converted)
         Sequence b is rows cu_seqlens[b] to cu_seqlens[b + 1] - 1 of the packed array. Either side may be packed.
     max_seqlen_q, max_seqlen_k : int
-        Upper bounds of the lengths, if known. Never needed.
+        Upper bounds of the lengths, if known. Never needed. On the CPU, and where the shape says the length, one below a length
+        is refused; on CUDA results are then undefined.
     seqused_q, seqused_k : (batch,) int32 (int64 on the CPU: converted)
         Used lengths: only the first seqused[b] rows of sequence b exist. Out is 0 and lse -inf in rows past seqused_q.
     num_splits : int, 0 to 1024
@@ -211,7 +245,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         The output for the LSE.
     max_logit : shape and type of lse, or (heads_q,)
         An output: the largest score of each row (-inf in rows that see no key), or of each head over all rows and sequences, as
-        QK-clip needs it. With scale, softcap, ALiBi and bias; the sink is no score.
+        QK-clip needs it, which scales the weights of q and k of a head down when its scores grow too large. With scale, softcap,
+        ALiBi and bias; the sink is no score.
     entropy : shape and type of lse
         An output: the entropy of each row's softmax in nats, sink included, dropout ignored.
         These two have no gradients. Packed rows that belong to no sequence are not written.
@@ -281,6 +316,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         to_bshd(&tq, axes)
         to_bshd(&tk, axes)
         to_bshd(&tv, axes)
+        check_bounds(&options, &tq, &tk)
         if out is None:
             out_array = new_out(&call, source, q, &tq, tv.shape[tv.ndim - 1], axes, "out", &tout)
         else:
@@ -301,13 +337,14 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
             with nogil:
                 status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
         if status == FLASH_STATUS_WORKSPACE:
-            check(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
+            check_shapes(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size), &tq, &tk,
+                         &tv, axes)
             scratch = workspace(&call, source, &tq, size, small)
             allow_interrupt(&tq, small)
             with nogil:
                 status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
             end_interrupt(&tq, small)
-        check(status)
+        check_shapes(status, &tq, &tk, &tv, axes)
         count_write(out)
         count_write(lse)
         count_write(max_logit)

@@ -114,6 +114,7 @@ _PYTHON_NAMES = {
     "FLASH_FLAG_POSITIONS": "positions of rows and keys",
     "resume (FLASH_FLAG_CONTINUE)": "resume",
     "FLASH_FLAG_CONTINUE": "resume=True",
+    "block_lists": "block_mask",
     "add (FLASH_FLAG_ADD)": "add",
     "FLASH_FLAG_ADD": "add=True",
     "FLASH_FLAG_INVARIANT_ROWS": "invariant=True",
@@ -127,9 +128,28 @@ def python_names(text: str) -> str:
     return _RENAMED.sub(lambda found: _PYTHON_NAMES[found[0]], text)
 
 
+_BLOCKS = (
+    r"(block_mask[\w.]*): shape must be \((.*)\) \(full size \((\d+), (\d+), (\d+), (\d+)\), "
+    r"given (\d+) x (\d+) of (\d+) x (\d+) blocks\)"
+)
+_DECODE_ORDER = "; decode takes q as (batch, seqlen, heads, head_dim) and caches as (batch or pages, rows, heads, head_dim)"
+
+
+def clearer(text: str) -> str:
+    """An error text of the C library, with what a caller in Python needs to know besides."""
+    if found := re.match(_BLOCKS, text):
+        name, meaning, *sizes = found.groups()
+        batch, heads, rows, columns = sizes[:4]
+        needed = ", ".join((*(size if size == "1" else f"{size} or 1" for size in (batch, heads)), rows, columns))
+        return f"{name}: shape must be ({meaning}) = ({needed}); it is ({', '.join(sizes[4:])})"
+    if text.startswith("k_cache: the heads of q must be a multiple"):
+        text += _DECODE_ORDER
+    return text
+
+
 def from_status(status: int, text: str) -> Error:
     """The exception for a status other than OK. `text` is the C library's."""
-    text = python_names(text)
+    text = clearer(python_names(text))
     cls = _BY_STATUS.get(status)
     if cls is None:
         return InternalError(f"unknown status {status}: {text}")

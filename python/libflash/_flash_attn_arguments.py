@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _core
 from . import _flash_attn_three as three
-from ._arguments import refuse_traced
+from ._arguments import plainly, refuse_traced
 from ._errors import InvalidError
 
 Array = Any
@@ -30,7 +30,7 @@ def window_of(window_size: Any) -> tuple[int | None, int | None]:
     try:
         left, right = (None if x is None else three.size(x, f"window_size[{i}]") for i, x in enumerate(pair))
     except (TypeError, ValueError) as error:
-        raise TypeError(f"window_size must be two integers (left, right), not {window_size!r}") from error
+        raise TypeError(f"window_size must be two integers (left, right), not {plainly(window_size)}") from error
     return left, right
 
 
@@ -40,6 +40,7 @@ def contiguous_rows(x: Any) -> Any:
 
 
 def unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
+    three.require_arrays(**{name: packed})
     if packed.ndim != ndim or packed.shape[-3] != count:
         raise InvalidError(
             f"{name} has shape {tuple(packed.shape)}; it needs {ndim} dimensions, the last but two of size {count}"

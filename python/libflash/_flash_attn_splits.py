@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _core
 from . import _flash_attn_three as three
-from ._arguments import integer
+from ._arguments import described, integer
 from ._errors import InvalidError, UnsupportedError
 
 Array = Any
@@ -34,6 +34,8 @@ def combine(out_partial: Array, lse_partial: Array, out: Array | None, out_dtype
     wanted = None if out_dtype is None else name_of_type(out_dtype)
     if wanted is not None and wanted not in TYPES:
         raise InvalidError(f"out_dtype is {wanted}; it must be float32, float16 or bfloat16")
+    if out is not None:
+        three.require_arrays(out=out)
     given = None if out is None else name_of_type(out.dtype)
     if wanted is not None and given is not None and given != wanted:
         raise InvalidError(f"out has dtype {given}; out_dtype is {wanted}")
@@ -94,5 +96,5 @@ def name_of_type(dtype: Any) -> str:
 
 def _shape(x: Any, name: str) -> tuple[int, ...]:
     if not hasattr(x, "shape"):
-        raise TypeError(f"{name} must be an array, not {type(x).__name__}")
+        raise TypeError(f"{name} must be an array, not {described(x)}")
     return tuple(x.shape)

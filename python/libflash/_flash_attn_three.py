@@ -10,10 +10,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from . import _core
-from ._arguments import integer, is_traced, refuse_bool, refuse_traced
+from ._arguments import described, integer, is_traced, refuse_bool, refuse_traced
 from ._errors import Error, InvalidError, UnsupportedError
 
 Array = Any
@@ -81,9 +82,35 @@ def either(names: tuple[str, str], first: Array | None, second: Array | None) ->
     return second if first is None else first
 
 
+def require_arrays(**given: Any) -> None:
+    """Refuse lists, numbers and None where the shape of an array is read."""
+    for name, x in given.items():
+        if not hasattr(x, "shape"):
+            raise TypeError(f"{name} must be an array, not {described(x)}")
+
+
+def check_bound(name: str, bound: Any, cu_seqlens: Any = None, rows: Any = None) -> None:
+    """Check an upper bound of lengths that is not passed on: its kind, and where they are known, that no length is above it."""
+    if bound is None or is_symbolic(bound) or (hasattr(bound, "dtype") and library_of(bound) and not known_on_host(bound)):
+        return
+    given = integer(bound, name)
+    if given < 0:
+        raise InvalidError(f"{name} is {given}; it must be positive, or 0 or None if not known")
+    if given == 0:
+        return
+    if rows is not None and not is_symbolic(rows) and given < rows:
+        raise InvalidError(f"{name} is {given}; it must be at least every length, and q has {rows} rows of each sequence")
+    if cu_seqlens is not None and getattr(cu_seqlens, "ndim", 0) == 1 and known_on_host(cu_seqlens):
+        for sequence, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
+            if end - begin > given:
+                raise InvalidError(f"{name} is {given}; it must be at least every length (sequence {sequence} has {end - begin})")
+
+
 def check_numbers(**numbers: Any) -> None:
     """Check numbers that are not passed on if they are 0."""
     for name, x in numbers.items():
+        if x is None:
+            raise TypeError(f"{name} must be a number, not None")
         if type(x) is not int and type(x) is not float:
             refuse_traced(x, name)
             refuse_bool(x, name)
@@ -168,6 +195,7 @@ def known_on_host(x: Array) -> bool:
 
 def rows_of_table(block_table: Array, cache_batch_idx: Array) -> Array:
     """The rows of the block table for the sequences of a call, in their order."""
+    require_arrays(block_table=block_table, cache_batch_idx=cache_batch_idx)
     shapes = tuple(block_table.shape), tuple(cache_batch_idx.shape)
     if len(shapes[0]) != 2 or len(shapes[1]) != 1:
         raise InvalidError(f"block_table has shape {shapes[0]} and cache_batch_idx {shapes[1]}; they need 2 dimensions and 1")
@@ -186,6 +214,7 @@ def with_qv(
 ) -> tuple[Array, Array, None, dict[str, Any]]:
     """The arguments of libflash.decode for scores q k + qv v: the keys are the channels of v followed by those of k, which the
     rotary embedding rotates."""
+    require_arrays(q=q, k_cache=k_cache, v_cache=v_cache, qv=qv)
     if options.get("k_scale") is not None:
         raise UnsupportedError("k_descale is not supported together with qv: k_cache has q's type")
     if qv.ndim != q.ndim or qv.shape[:-1] != q.shape[:-1] or qv.shape[-1] != v_cache.shape[-1]:

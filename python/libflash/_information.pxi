@@ -64,6 +64,7 @@ def explain(q, k, v, /, *, op="forward", **options):
             to_bshd(&tq, axes)
             to_bshd(&tk, axes)
             to_bshd(&tv, axes)
+            check_bounds(&attention, &tq, &tk)
             if op == "backward":
                 options_of_backward(&call, &extras, &attention, o)
             else:
@@ -73,9 +74,11 @@ def explain(q, k, v, /, *, op="forward", **options):
             if op == "decode":
                 check(flash_attention_decode_explain(&tq, &tk, &tv, &decode, buffer, <size_t>len(buffer), &needed))
             elif op == "backward":
-                check(flash_attention_backward_explain(&tq, &tk, &tv, &attention, buffer, <size_t>len(buffer), &needed))
+                check_shapes(flash_attention_backward_explain(&tq, &tk, &tv, &attention, buffer, <size_t>len(buffer), &needed),
+                             &tq, &tk, &tv, axes)
             else:
-                check(flash_attention_forward_explain(&tq, &tk, &tv, &attention, buffer, <size_t>len(buffer), &needed))
+                check_shapes(flash_attention_forward_explain(&tq, &tk, &tv, &attention, buffer, <size_t>len(buffer), &needed),
+                             &tq, &tk, &tv, axes)
             if needed <= <size_t>len(buffer):
                 break
             buffer = bytearray(needed)

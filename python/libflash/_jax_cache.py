@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import integer, one_of
+from ._arguments import integer, one_of, plainly
 from ._errors import InvalidError
 from ._jax_calls import CACHE_WRITE, DECODE, INTERLEAVED, INVARIANT_ROWS, Options
 from ._jax_options import (
@@ -112,7 +112,7 @@ def _decode(options: Options, cache_dtype: str | None, q: Array, caches: list[Ar
 def shard_options(shard: Any) -> dict[str, Any]:
     """The options for a shard of the keys, whose results are float32, as in libflash.decode."""
     if not isinstance(known(shard, "shard"), (tuple, list)) or len(shard) != 3:
-        raise TypeError(f"shard must be a triple (count, index, keys), not {shard!r}")
+        raise TypeError(f"shard must be a triple (count, index, keys), not {plainly(shard)}")
     count, index, keys = (signed_integer(x, f"shard[{i}]") for i, x in enumerate(shard))
     if (count, index, keys) == (1, 0, 1):
         return {}
@@ -140,7 +140,7 @@ def as_given(results: list[Array], caches: list[Array]) -> list[Array]:
 
 def check_new_rows(k: Any, v: Any, v_cache: Any, head_dim_v: Any, k_cache: Any) -> None:
     if v_cache is not None and (k is None) != (v is None):
-        raise InvalidError("k and v must be given together")
+        raise InvalidError(f"k and v must be given together ({'k' if k is None else 'v'} is None)")
     if v_cache is None and v is not None:
         raise InvalidError("v is given without v_cache: the values are channels of k_cache, to which k is appended")
     if v_cache is None and head_dim_v is None:
@@ -194,13 +194,13 @@ def cache_write(
         kernel=text(kernel, "kernel"),
     )
     if (v is None) != (v_cache is None):
-        raise InvalidError("v and v_cache must be given together")
+        raise InvalidError(f"v and v_cache must be given together ({'v' if v is None else 'v_cache'} is None)")
     one_of(cache_dtype, (*CODES, None), "cache_dtype")
     extras = operands(
         dict(
             v=v,
-            k_scale=scale_array(k_scale),
-            v_scale=scale_array(v_scale),
+            k_scale=scale_array(k_scale, "k_scale"),
+            v_scale=scale_array(v_scale, "v_scale"),
             k_rope_cache=k_rope_cache,
             k_rope=k_rope,
             rotary_cos=rotary_cos,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _jax_ffi  # type: ignore[attr-defined]
+from ._arguments import layout_hint
 from ._errors import InvalidError, NoDeviceError, UnsupportedError, from_status
 from ._second_order import CPU, computes_out_anew
 
@@ -251,8 +252,16 @@ def workspace_size(call: Call, operands: Sequence[Any], results: Sequence[Shape]
         call.attributes(out_anew=out_anew(call, operands, on_gpu=device_type != 0)),
     )
     if status != 0:
-        raise from_status(status, text)
+        raise from_status(status, text + hint(call, operands, text))
     return int(size)
+
+
+def hint(call: Call, operands: Sequence[Any], text: str) -> str:
+    """The layouts in which q, k and v would agree, if `text` refuses their shapes."""
+    given = dict(zip((*call.fixed, *call.names), operands, strict=True))
+    if not {"q", "k", "v"} <= given.keys() or call.operation == DECODE:
+        return ""
+    return layout_hint(text, call.options.layout, *(tuple(given[name].shape) for name in "qkv"))
 
 
 def check_types(call: Call, operands: Sequence[Any]) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _context_layout as layouts
-from ._arguments import integer, is_traced, real, shown
+from ._arguments import described, integer, is_traced, plainly, real, shown
 from ._context_choice import Sizes, can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout
 from ._context_shapes import check_shapes, check_tokens, documents_of, refuse_others, sizes_of
@@ -82,7 +82,8 @@ def context_parallel_attention(
     scheme : "ring" (keys are sent during the computation), "halo" (a ring for windows: only neighbours send), "all_gather" (the
         keys of all devices in one call), "heads" (all tokens, a share of the heads: all-to-all), "heads_ring" (two axes), or
         "auto": see explain_context_parallel
-    order : "zigzag" or "contiguous": which tokens a device has; see `shard`
+    order : "zigzag" or "contiguous": which tokens a device has; see `shard`. Of n devices, device r has the chunks r and 2n-1-r
+        of 2n (zigzag: equal work with a causal mask), or chunk r of n (contiguous)
     cu_seqlens : (documents + 1,) integers known while JAX traces: the prefix sums of the documents' lengths, over the tokens of
         all devices
     alibi_slopes, learnable_sink : of all query heads, the same on every device
@@ -105,7 +106,7 @@ def context_parallel_attention(
     refuse_others(arguments.pop("others"))
     return_lse = switch(return_lse, "return_lse")
     q, k, v = arrays_of(q=q, k=k, v=v)
-    sizes_of_axes = tuple(jax.lax.axis_size(name) for name in axis_names(axis_name))
+    sizes_of_axes = tuple(map(axis_size, axis_names(axis_name)))
     given = read_given(scheme, order, cu_seqlens, causal, window_size)
     sizes = check_arrays(q, k, v, given, sizes_of_axes)
     scheme = chosen_scheme(given, sizes)[0]
@@ -173,6 +174,16 @@ def axis_names(axis_name: Any) -> tuple[str, ...]:
     return names
 
 
+def axis_size(name: str) -> int:
+    try:
+        return int(jax.lax.axis_size(name))
+    except NameError:
+        raise InvalidError(
+            f"axis_name has {name!r}, which is no mesh axis here; call context_parallel_attention inside jax.shard_map, on a "
+            "mesh with this axis"
+        ) from None
+
+
 def read_given(scheme: Any, order: Any, cu_seqlens: Any, causal: Any, window_size: Any) -> Given:
     layouts.check_order(order)
     if any(is_traced(x) for x in jax.tree.leaves(cu_seqlens)):
@@ -217,9 +228,9 @@ def explain_context_parallel(
     given = read_given(scheme, order, cu_seqlens, causal, window_size)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not hasattr(x, "ndim"):
-            raise TypeError(f"{name} must be an array or a jax.ShapeDtypeStruct, not {type(x).__name__}")
+            raise TypeError(f"{name} must be an array or a jax.ShapeDtypeStruct, not {described(x)}")
     if not isinstance(known(ranks, "ranks"), (tuple, list)) or len(ranks) not in (1, 2):
-        raise TypeError(f"ranks must be a tuple (n,) or (heads, ring), not {ranks!r}")
+        raise TypeError(f"ranks must be a tuple (n,) or (heads, ring), not {plainly(ranks)}")
     sizes = check_arrays(q, k, v, given, tuple(positive(n, f"ranks[{i}]") for i, n in enumerate(ranks)))
     return explanation(*chosen_scheme(given, sizes), sizes, order)
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core, _option_list
-from ._arguments import integer, one_of, real, refuse_traced
+from ._arguments import described, integer, one_of, plainly, real, refuse_traced, short_bound, shortened
 from ._errors import InvalidError
-from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
+from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW, Options
 from ._option_list import OPTIONS, Option, names_of
 from ._scalar import is_scalar
 
@@ -35,7 +35,7 @@ def switch(x: Any, name: str) -> bool:
 
 def text(x: str | None, name: str) -> str:
     if x is not None and not isinstance(x, str):
-        raise TypeError(f"{name} must be a str, not {type(x).__name__}")
+        raise TypeError(f"{name} must be a str, not {described(x)}")
     return x or ""
 
 
@@ -43,7 +43,7 @@ def signed_integer(x: Any, name: str) -> int:
     """An integer that fits XLA's attributes, whose own error would not name it."""
     value = integer(x, name)
     if not -(2**63) <= value < 2**63:
-        raise InvalidError(f"{name} is {value}, which does not fit 64 bits")
+        raise InvalidError(f"{name} is {shortened(value)}, which does not fit 64 bits")
     return value
 
 
@@ -52,7 +52,7 @@ def window(window_size: Any) -> dict[str, int]:
         return {}
     known(window_size, "window_size")
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
+        raise TypeError(f"window_size must be a pair (left, right), not {plainly(window_size)}")
     left, right = (-1 if side is None else signed_integer(side, f"window_size[{i}]") for i, side in enumerate(window_size))
     return {} if left == right == -1 else {"window_left": left, "window_right": right}
 
@@ -106,7 +106,7 @@ def array(x: Any, name: str) -> Array:
         return native(x, name)
     if isinstance(x, jax.ShapeDtypeStruct):
         raise TypeError(f"{name} is a jax.ShapeDtypeStruct, a shape without data: use jax.eval_shape")
-    raise TypeError(f"{name} must be an array of JAX or NumPy, not {type(x).__module__}.{type(x).__qualname__}")
+    raise TypeError(f"{name} must be an array of JAX or NumPy, not {described(x)}")
 
 
 def within_64_bits(x: Array, name: str) -> Array:
@@ -190,14 +190,25 @@ ARRAYS = {function: [option for option in options_of(function) if option.kind.ar
 
 
 def as_array(option: Option, value: Any) -> Any:
-    return scale_array(value) if option.kind is _option_list.SCALES else value
+    return scale_array(value, option.name) if option.kind is _option_list.SCALES else value
 
 
-def scale_array(scale: float | Array | None) -> Array | None:
+def scale_array(scale: float | Array | None, name: str) -> Array | None:
     """The scale as an array. A number, or an array without dimensions, is one scale for all keys and heads."""
     if isinstance(scale, (jax.Array, np.ndarray)):
         return scale.reshape(1) if scale.ndim == 0 else scale
+    if is_scalar(scale) and not np.isfinite(scale):
+        raise InvalidError(f"{name} is {scale}; it must be finite")
     return jnp.full(1, scale, jnp.float32) if is_scalar(scale) else scale
+
+
+def check_bounds(q: Array, k: Array, options: Options, given: dict[str, Any]) -> None:
+    """Refuse upper bounds below the lengths that the shapes say, as libflash.attention does."""
+    axis = options.layout.index("s")
+    for side, x, bound in (("q", q, options.max_seqlen_q), ("k", k, options.max_seqlen_k)):
+        known_by_shape = x.ndim == 4 and given[f"cu_seqlens_{side}"] is None and given[f"seqused_{side}"] is None
+        if bound > 0 and known_by_shape and isinstance(x.shape[axis], int) and x.shape[axis] > bound:
+            raise short_bound(f"max_seqlen_{side}", bound, side, x.shape[axis])
 
 
 def four_dimensions(x: Any, name: str) -> Array:
@@ -248,10 +259,10 @@ def number_or_array(x: Any, name: str) -> Any:
     if not is_number(x):
         if not hasattr(x, "dtype") and not hasattr(x, "__jax_array__"):
             kinds = "an integer or a PRNG key of JAX" if name == "seed" else "an integer"
-            raise TypeError(f"{name} must be {kinds}, not {type(x).__name__}")
+            raise TypeError(f"{name} must be {kinds}, not {described(x)}")
         return array(x, name)
     if not 0 <= x < 2**64:
-        raise InvalidError(f"{name} is {x}; it must be from 0 to 2**64 - 1")
+        raise InvalidError(f"{name} is {shortened(x)}; it must be from 0 to 2**64 - 1")
     return x
 
 

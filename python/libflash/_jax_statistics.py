@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from ._arguments import described
 from ._errors import InvalidError, UnsupportedError
 from ._jax_calls import STATISTICS
 
@@ -27,7 +28,7 @@ TANGENT = Primitive("libflash_statistics_tangent")  # (the statistic, *tangents)
 def check(return_stats: Any) -> tuple[str, ...]:
     """The names of the requested statistics, each once."""
     if not isinstance(return_stats, (tuple, list)):
-        raise TypeError(f"return_stats must be a tuple of names, not {type(return_stats).__name__}")
+        raise TypeError(f"return_stats must be a tuple of names, not {described(return_stats)}")
     for name in return_stats:
         if not isinstance(name, str) or name not in STATISTICS:
             raise InvalidError(f"return_stats has {name!r}; it may have {' and '.join(map(repr, STATISTICS))}")

@@ -211,6 +211,7 @@ def attention_backward(
         to_bshd(&tv, axes)
         to_bshd(&tdout, axes)
         to_bshd(&tout, axes)
+        check_bounds(&options, &tq, &tk)
         dq_array = gradient(&call, source, q, dq, &tq, axes, "dq", &tdq)
         dk_array = gradient(&call, source, q, dk, &tk, axes, "dk", &tdk)
         dv_array = gradient(&call, source, q, dv, &tv, axes, "dv", &tdv)
@@ -224,14 +225,15 @@ def attention_backward(
                 status = flash_attention_backward(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, scratch, size,
                                                   on)
         if status == FLASH_STATUS_WORKSPACE:
-            check(flash_attention_backward_workspace_size(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, &size))
+            check_shapes(flash_attention_backward_workspace_size(
+                &tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, &size), &tq, &tk, &tv, axes)
             scratch = workspace(&call, source, &tq, size, small)
             allow_interrupt(&tq, small)
             with nogil:
                 status = flash_attention_backward(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, scratch, size,
                                                   on)
             end_interrupt(&tq, small)
-        check(status)
+        check_shapes(status, &tq, &tk, &tv, axes)
         for array in (dq, dk, dv, dbias, dsink, None if options.flags & FLASH_FLAG_ADD else delta):
             count_write(array)
     finally:
@@ -449,7 +451,7 @@ cdef int check_new_rows(object k, object v, object v_cache) except -1:
     if v_cache is None and v is not None:
         raise InvalidError("v is given without v_cache: the values are channels of k_cache, to which k is appended")
     if v_cache is not None and (k is None) != (v is None):
-        raise InvalidError("k and v must be given together")
+        raise InvalidError(f"k and v must be given together ({'k' if k is None else 'v'} is None)")
     return 0
 
 

@@ -60,8 +60,7 @@ cpdef bint flag(object x, str name) except -1:
     if type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_"):
         return bool(x)
     refuse_traced(x, name)
-    raise TypeError(f"{name} must be a bool, not {x!r}" if isinstance(x, (str, int, float)) else
-                    f"{name} must be a bool, not {type(x).__name__}")
+    raise TypeError(f"{name} must be a bool, not {plainly(x)}")
 
 
 cdef double number(object x, str name) except? -1:
@@ -81,7 +80,7 @@ cdef int64_t integer(object x, str name) except? -1:
         x = integer_of(x, name)
     value = PyLong_AsLongLongAndOverflow(x, &overflow)
     if overflow != 0:
-        raise InvalidError(f"{name} is {x}, which does not fit 64 bits")
+        raise InvalidError(f"{name} is {shortened(x)}, which does not fit 64 bits")
     return value
 
 
@@ -90,10 +89,13 @@ cdef uint64_t unsigned(object x, str name) except? 0xFFFFFFFFFFFFFFFF:
         return 0
     if type(x) is not int:
         refuse_key(x, name)
+    if x is None and name == "seed":
+        raise TypeError("seed is None; it must be an integer from 0 to 2**64 - 1 (default 0), or an array of two, seed and "
+                        "offset. libflash.torch.attention takes None and draws a seed")
     try:
         return <uint64_t>(x if type(x) is int else integer_of(x, name))
     except OverflowError:
-        raise InvalidError(f"{name} is {x}; it must be from 0 to 2**64 - 1") from None
+        raise InvalidError(f"{name} is {shortened(x)}; it must be from 0 to 2**64 - 1") from None
 
 
 cdef const char *text(Call *call, object x, str name) except? NULL:
@@ -101,7 +103,9 @@ cdef const char *text(Call *call, object x, str name) except? NULL:
     if x is None:
         return NULL
     if not isinstance(x, str):
-        raise TypeError(f"{name} must be a str, not {type(x).__name__}")
+        raise TypeError(f"{name} must be a str, not {described(x)}")
+    if "\0" in <str>x:  # the C library would not see the rest
+        raise InvalidError(f"{name} is {shortened(x)}; it must not contain a null character")
     cdef bytes encoded = (<str>x).encode()
     Py_INCREF(encoded)
     hold(call, HELD_OBJECT, <void *>encoded)
@@ -141,7 +145,7 @@ cdef uint32_t mask_flags(object causal, object causal_align, object window_size,
         return flags
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         refuse_traced(window_size, "window_size")
-        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
+        raise TypeError(f"window_size must be a pair (left, right), not {plainly(window_size)}")
     left[0] = -1 if window_size[0] is None else integer(window_size[0], "window_size[0]")
     right[0] = -1 if window_size[1] is None else integer(window_size[1], "window_size[1]")
     if left[0] != -1 or right[0] != -1:
@@ -318,7 +322,7 @@ cdef int decode_options(
 cdef int read_shard(object shard, flash_decode_options_t *made) except -1:
     if not isinstance(shard, (tuple, list)) or len(shard) != 3:
         refuse_traced(shard, "shard")
-        raise TypeError(f"shard must be a triple (count, index, keys), not {shard!r}")
+        raise TypeError(f"shard must be a triple (count, index, keys), not {plainly(shard)}")
     made.shard_count = integer(shard[0], "shard[0]")
     made.shard_index = integer(shard[1], "shard[1]")
     made.shard_keys = integer(shard[2], "shard[2]")
@@ -339,13 +343,26 @@ cdef flash_tensor_t *cache_scale(Call *call, Extras *extras, object x, str name,
         if made.data == NULL:
             raise OutOfMemoryError(f"no memory for {name}")
         hold(call, HELD_MEMORY, made.data)
-        (<float *>made.data)[0] = <float>number(x, name)
+        (<float *>made.data)[0] = <float>scale_of(x, name)
         made.dtype, made.ndim, made.shape[0], made.stride[0] = FLASH_DTYPE_FLOAT32, 1, 1, 1
         return made
+    if isinstance(x, (bool, str, bytes, list, tuple, dict)):
+        raise TypeError(f"{name} must be a number or an array, not {described(x)}")
     made = extra(call, extras, x, name, role if rows_have_scales(x) else READ)
     if made.ndim == 0:
         made.ndim, made.shape[0], made.stride[0] = 1, 1, 1
     return made
+
+
+cdef str dtype_name(int32_t dtype):
+    return next(name for name, number in DTYPE_NUMBERS.items() if number == dtype)
+
+
+cdef double scale_of(object x, str name) except? -1:
+    cdef double value = number(x, name)
+    if not isfinite(value):
+        raise InvalidError(f"{name} is {value}; it must be finite")
+    return value
 
 
 cdef bint rows_have_scales(object scale) except -1:
@@ -363,7 +380,8 @@ cdef int borrow_caches(Call *call, object k_cache, object v_cache, object head_d
     call.byte_dtype = byte_dtype_of(cache_dtype)
     borrow(call, k_cache, "k_cache", k, role)
     if call.byte_dtype != FLASH_DTYPE_NONE and k.dtype != call.byte_dtype:
-        raise InvalidError(f"cache_dtype is {cache_dtype!r}, but k_cache has another dtype than that or uint8")
+        raise InvalidError(f"cache_dtype is {cache_dtype!r}, but k_cache is neither that nor uint8: "
+                           f"{dtype_name(k.dtype)}")
     if v_cache is not None:
         borrow(call, v_cache, "v_cache", v, role)
         if head_dim_v is not None:

@@ -12,7 +12,7 @@ cdef int take_stream(Call *call, object stream) except -1:
         handle = stream.ptr
     if not isinstance(handle, int) or isinstance(handle, bool):
         raise TypeError("stream must be a CUDA stream handle (int) or an object with __cuda_stream__, "
-                        f"not {type(stream).__name__}")
+                        f"not {described(stream)}")
     call.stream = <void *><uintptr_t>unsigned(handle, "stream")
     call.stream_given = call.stream_known = True
     return 0

@@ -64,8 +64,10 @@ def check_attention(q, k, v, out, lse, gradients, **options):
         check_rank(&tv, "v", o["cu_seqlens_k"] is not None)
         for i in range(4):
             to_bshd(&tq if i == 0 else &tk if i == 1 else &tv if i == 2 else &tout, axes)
+        check_bounds(&made, &tq, &tk)
         if gradients is None:
-            check(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &made, &size))
+            check_shapes(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &made, &size), &tq, &tk, &tv,
+                         axes)
             return
         options_of_backward(&call, &extras, &made, o | dict(zip(("dbias", "dsink"), gradients[1:])))
         borrow(&call, gradients[0], "dout", &tdout)
@@ -74,7 +76,8 @@ def check_attention(q, k, v, out, lse, gradients, **options):
         dense(&tdq)
         dense(&tdk)
         dense(&tdv)
-        check(flash_attention_backward_workspace_size(&tdout, &tq, &tk, &tv, &tout, lse_or_null, &tdq, &tdk, &tdv, &made, &size))
+        check_shapes(flash_attention_backward_workspace_size(
+            &tdout, &tq, &tk, &tv, &tout, lse_or_null, &tdq, &tdk, &tdv, &made, &size), &tq, &tk, &tv, axes)
     finally:
         finish(&call)
 

@@ -53,7 +53,8 @@ cdef bint is_kind_of(object cls, str library, str path) except -1:
     return issubclass(cls, base)
 
 
-cdef _Source new_source(object cls, str name):
+cdef _Source new_source(object x, str name):
+    cdef object cls = type(x)
     cdef _Source source = _Source.__new__(_Source)
     cdef str root = cls.__module__.partition(".")[0]
     source.api = exchange_table(cls)
@@ -74,7 +75,7 @@ cdef _Source new_source(object cls, str name):
         raise TypeError(f"{name} is a jax.ShapeDtypeStruct, a shape without data: use jax.eval_shape")
     elif not hasattr(cls, "__dlpack__"):
         raise TypeError(f"{name} must be an array (NumPy, PyTorch, CuPy, JAX or another with __dlpack__), "
-                        f"not {cls.__name__}")
+                        f"not {described(x)}")
     elif is_kind_of(cls, "numpy", "ndarray"):
         if is_kind_of(cls, "numpy", "ma.MaskedArray"):
             raise TypeError(f"{name} is a masked array: its mask would be lost; pass {name}.filled(...)")
@@ -105,7 +106,7 @@ cdef inline _Source source_of(object x, str name):
     cdef object found = _sources.get(type(x))
     if found is not None:
         return <_Source>found
-    return new_source(type(x), name)
+    return new_source(x, name)
 
 
 cdef bint needs_xla(object first, tuple others) except -1:

@@ -99,9 +99,9 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     cdef object lse_array = lse
     refuse_tracing(source, "attention_tangent")
     if (out is None) != (lse is None):
-        raise InvalidError("out and lse must be given together")
+        raise InvalidError(f"out and lse must be given together ({'out' if out is None else 'lse'} is None)")
     if (dout is None) != (tdelta is None):
-        raise InvalidError("dout and tdelta must be given together")
+        raise InvalidError(f"dout and tdelta must be given together ({'dout' if dout is None else 'tdelta'} is None)")
     if dlse is not None and delta is None:
         raise InvalidError("dlse needs delta")
     if needs_operators(source, (q, k, v, tq, tk, tv, tbias, tsink, o["bias"], o["learnable_sink"], o["alibi_slopes"])):
@@ -120,6 +120,7 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
         to_bshd(&dq, axes)
         to_bshd(&dk, axes)
         to_bshd(&dv, axes)
+        check_bounds(&made, &dq, &dk)
         memset(&tangents, 0, sizeof(tangents))
         tangents.struct_size = sizeof(tangents)
         tangents.q = tangent(&call, tq, "tq", &tangent_q, axes)
@@ -240,6 +241,7 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
         check_rank(&x[2], "v", o["cu_seqlens_k"] is not None)
         for i in range(3):
             to_bshd(&x[i], axes)
+        check_bounds(&made, &x[0], &x[1])
         tangent(&call, dout, "dout", &x[3], axes)
         tangent(&call, out, "out", &x[4], axes)
         borrow(&call, lse, "lse", &x[5])

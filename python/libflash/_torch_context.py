@@ -95,7 +95,8 @@ def context_parallel_attention(
     scheme : "ring" (keys are sent during the computation), "halo" (a ring for windows: only neighbours send), "all_gather" (the
         keys of all ranks in one call), "heads" (all tokens, a share of the heads: all-to-all), "heads_ring" (mesh of two
         dimensions), or "auto": see explain_context_parallel
-    order : "zigzag" or "contiguous": which tokens a rank has; see `shard`
+    order : "zigzag" or "contiguous": which tokens a rank has; see `shard`. Of n ranks, rank r has the chunks r and 2n-1-r of 2n
+        (zigzag: equal work with a causal mask), or chunk r of n (contiguous)
     cu_seqlens : (documents + 1,) integers: prefix sums of the documents' lengths, over the tokens of all ranks
     seed : int; required with dropout_p, and the same on all ranks: the mask is the same as on one device
     deterministic : the gradients have the same bits in every run with the same number of ranks, as out and lse always have;
@@ -435,7 +436,7 @@ def positions(tokens: int, group: Any = None, *, mesh: Any = None, order: str = 
     """The numbers (int64) of this rank's tokens among all `tokens`, for rotary embedding and labels."""
     ranks = _ring(group, mesh)
     layouts.check_order(order)
-    layouts.check_tokens(tokens, order, ranks.size)
+    layouts.check_tokens(integer(tokens, "tokens"), order, ranks.size)
     return torch.from_numpy(layouts.tokens_of(order, tokens, ranks.shard, ranks.size).copy())
 
 

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 
 from . import _torch_hf, _torch_hf_paged, _torch_hf_weights
+from ._arguments import described
+from ._errors import UnsupportedError
 from ._torch_hf_interface import named_attention, not_served, uses_interface
+from ._versions import too_old
 
 
 @dataclass(eq=False)
@@ -36,6 +39,10 @@ def switch(models: tuple[Any, ...], paged: bool = False) -> list[Change]:
     Raises TypeError for what is no Hugging Face model, and for a model without a module that uses transformers' attention
     interface. Warns if some modules do not use it.
     """
+    if paged and (transformers := sys.modules.get("transformers")) is not None:
+        text = too_old("transformers", transformers.__version__, "enable(model, paged=True)")
+        if text is not None:
+            raise UnsupportedError(text)
     if "transformers" in sys.modules:
         _torch_hf.register()
         _torch_hf_paged.register()
@@ -75,7 +82,9 @@ def set_implementation(config: Any, name: str | None) -> None:
 def configurations(model: Any) -> dict[int, tuple[Any, list[Any]]]:
     """The configurations of the modules that use transformers' attention interface, and of the models that contain them, each
     with these models. The keys are ids."""
-    kind = type(model).__name__
+    if isinstance(model, (list, tuple)):
+        raise TypeError(f"models are given one by one, enable(a, b), not in a {type(model).__name__}")
+    kind = described(model) if isinstance(model, (str, bool, int, float, type(None))) else type(model).__name__
     transformers = sys.modules.get("transformers")
     if transformers is None:
         raise TypeError(f"{kind} is no Hugging Face model: transformers is not loaded")

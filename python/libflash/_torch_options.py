@@ -17,8 +17,8 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad
 
 from . import _core
+from ._arguments import described, plainly, refuse_bool
 from ._arguments import integer as integer_of
-from ._arguments import refuse_bool
 from ._block_mask import BlockMask
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import BLOCKS, INTEGER, NUMBER, OPTIONS, SHARD, WINDOW, Option
@@ -115,14 +115,14 @@ def require_tensors(**given: Any) -> None:
     NumPy arrays to tensors."""
     for name, x in given.items():
         if x is not None and not isinstance(x, Tensor) and not torch.compiler.is_compiling():
-            raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+            raise TypeError(f"{name} must be a torch.Tensor, not {described(x)}")
 
 
 def require_inputs(**given: Any) -> None:
     """Refuse None, for tensors that every call has, and nested tensors."""
     for name, x in given.items():
         if x is None:
-            raise TypeError(f"{name} must be a torch.Tensor, not NoneType")
+            raise TypeError(f"{name} must be a torch.Tensor, not None")
         refuse_nested(x, name)
 
 
@@ -224,12 +224,12 @@ def as_tensor(x: Any) -> Tensor:
 def window(window_size: Any) -> list[int | torch.SymInt]:
     """(left, right) with -1 for None, as the operators take it."""
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
+        raise TypeError(f"window_size must be a pair (left, right), not {plainly(window_size)}")
     return [-1 if size is None else integer(size, f"window_size[{i}]") for i, size in enumerate(window_size)]
 
 
 def shard(triple: Any) -> list[int | torch.SymInt]:
     """(count, index, keys), as the operators take it."""
     if not isinstance(triple, (tuple, list)) or len(triple) != 3:
-        raise TypeError(f"shard must be a triple (count, index, keys), not {triple!r}")
+        raise TypeError(f"shard must be a triple (count, index, keys), not {plainly(triple)}")
     return [integer(x, f"shard[{i}]") for i, x in enumerate(triple)]

@@ -6,13 +6,15 @@ PyTorch keeps a registry of flash-attention implementations (torch.nn.attention)
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Any
 
 import torch.nn.attention as registry
 
 from . import _torch_hf_models, _torch_sdpa
-from ._errors import UnsupportedError
+from ._errors import InvalidError, UnsupportedError
+from ._torch_options import flag
 
 NAME = "libflash"
 # Part of the error text with which DTensor refuses PyTorch's operator before any kernel runs, for example in PyTorch's
@@ -138,10 +140,19 @@ def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
 
     Raises
     ------
-    TypeError if an argument is not a Hugging Face model, or a model does not use transformers' attention interface. Then nothing
-    is switched. UnsupportedError at the end of a with statement that fails because PyTorch cannot divide attention among
-    processes on the CPU, as in PyTorch's context_parallel with causal attention.
+    TypeError if an argument is not a Hugging Face model, or a model does not use transformers' attention interface. InvalidError
+    without a model, if paged=True, or if sdpa=False and transformers is not loaded. UnsupportedError with paged=True, if
+    transformers is too old. Then nothing is switched. UnsupportedError at the end of a with statement that fails because PyTorch
+    cannot divide attention among processes on the CPU, as in PyTorch's context_parallel with causal attention.
     """
+    sdpa, paged = flag(sdpa, "sdpa"), flag(paged, "paged")
+    if paged and not models:
+        raise InvalidError("paged is True and no model is given: enable(model, paged=True) switches the models that it gets")
+    if not sdpa and not models and "transformers" not in sys.modules:
+        raise InvalidError(
+            "sdpa is False and no model is given, so nothing would be switched; and transformers, in which enable() registers "
+            "the names of libflash, is not loaded"
+        )
     return Switch(sdpa, models, paged)
 
 

@@ -173,8 +173,10 @@ def flash_attn_varlen_func(
 ) -> Any:
     """flash_attn_func of packed sequences: q (total_q, heads, head_dim), k and v (total_k, heads_k, head_dim).
 
-    cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. The maxima of the lengths are needed only
-    for S_dmask. softmax_lse is (heads, total_q).
+    cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. max_seqlen_q and max_seqlen_k are needed
+    only for S_dmask (None or 0: not known). On the CPU one that is below a length is refused; on a GPU, where the lengths are not
+    read on the host, it gives undefined results, as in flash-attn, which computes no rows past it. softmax_lse is (heads,
+    total_q).
 
     block_table, (batch, columns) int32 (int64 on the CPU: converted): k and v are pages (num_pages, page_size, heads_k, head_dim)
     of a cache. They are read in place; with dropout, with seqused_q, and where a derivative is asked for, PyTorch's are gathered
@@ -200,6 +202,8 @@ def flash_attn_varlen_func(
     if block_table is not None:
         differentiable = (q, k, v, softmax_scale, softcap, alibi_slopes, learnable_sink, qv, k_descale, v_descale)
         if not dropout_p and seqused_q is None and can_read_pages(*differentiable):
+            three.check_bound("max_seqlen_q", max_seqlen_q, cu_seqlens_q)
+            three.check_bound("max_seqlen_k", max_seqlen_k, cu_seqlens_k if seqused_k is None else None)
             names["cache_seqlens"] = "cu_seqlens_k" if seqused_k is None else "seqused_k"
             return read_pages(
                 q, k, v, block_table, cu_seqlens_q, used_keys(cu_seqlens_k, seqused_k), softmax_scale, causal, window_size,
@@ -320,7 +324,8 @@ def flash_attn_with_kvcache(
     a cached value is its element times k_descale or v_descale, (batch, heads_k) float32, or of the other shapes that k_scale of
     `libflash.decode` may have. q has no scale: q_descale must be None. With cu_seqlens_q, (batch + 1,) int32, q is packed,
     (total_q, heads, head_dim), and so are k and v by cu_seqlens_k_new, default cu_seqlens_q.
-    max_seqlen_q is not needed. learnable_sink, (heads,), is also called s_aux, and block_table page_table.
+    max_seqlen_q is not needed: all rows are computed, also those past it, which flash-attn leaves out. Where the lengths are
+    known on the host, one below a length is refused. learnable_sink, (heads,), is also called s_aux, and block_table page_table.
 
     qv, of q's shape with the channels of v_cache: the scores are q k + qv v, as in multi-head latent attention, where v_cache has
     the latent vectors and k_cache the rope parts of keys. rotary_cos rotates q and k, not qv. With qv only v_cache may have 8
@@ -337,10 +342,13 @@ def flash_attn_with_kvcache(
     names = three.names_of(s_aux, page_table, qv)
     learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
     block_table = three.either(("block_table", "page_table"), block_table, page_table)
+    three.require_arrays(q=q, k_cache=k_cache, v_cache=v_cache)
+    three.check_bound("max_seqlen_q", max_seqlen_q, cu_seqlens_q, q.shape[1] if cu_seqlens_q is None and q.ndim == 4 else None)
     table_rows = None
     if block_table is not None and cache_batch_idx is not None:
+        rows = three.rows_of_table(block_table, cache_batch_idx)
         table_rows = cache_batch_idx, block_table.shape[0]
-        block_table, cache_batch_idx = three.rows_of_table(block_table, cache_batch_idx), None
+        block_table, cache_batch_idx = rows, None
     if isinstance(cache_seqlens, Integral) or three.is_symbolic(cache_seqlens):  # of Python, NumPy or PyTorch's tracing
         cache_seqlens = full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else three.sequences(cu_seqlens_q))
     options = dict(
@@ -441,5 +449,6 @@ def get_scheduler_metadata(
         "cu_seqlens_k_new": (cu_seqlens_k_new, 1),
         "cache_leftpad": (cache_leftpad, 0),
     }
+    three.require_arrays(cache_seqlens=cache_seqlens)
     splits.check_problem(sizes, page_size, qkv_dtype, lengths)
     return full_lengths(cache_seqlens, 0, 1)

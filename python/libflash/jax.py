@@ -31,6 +31,10 @@ import functools
 
 import jax
 
+from . import _jax_version  # noqa: F401  refuses versions that are too old for the modules below
+
+# isort: split
+
 from . import _jax_statistics
 from ._arguments import one_of
 from ._block_mask import BlockMask
@@ -39,7 +43,16 @@ from ._jax_cache import cache_write, decode
 from ._jax_calls import FORWARD, LAYOUTS, TARGETS, Options
 from ._jax_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._jax_merge import merge
-from ._jax_options import arrays_among, arrays_of, checked_random_state, flags, random_state, static_options, switch
+from ._jax_options import (
+    arrays_among,
+    arrays_of,
+    check_bounds,
+    checked_random_state,
+    flags,
+    random_state,
+    static_options,
+    switch,
+)
 from ._jax_primitives import bind, call_of
 from ._jax_vmap import rule as _rule_of_vmap  # noqa: F401  importing it makes the primitives known to jax.vmap
 
@@ -125,6 +138,7 @@ def attention(
         **static_options("attention", given),
         statistics=_jax_statistics.in_order(asked),
     )
+    check_bounds(q, k, options, given)
     extras = arrays_among("attention", given)
     if options.dropout_p:
         numbers, words = random_state(seed, offset)

@@ -14,15 +14,20 @@ forward-mode AD and gradients of gradients (create_graph=True). DTensors that ar
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, Unpack, overload
 
 import torch
 
+from . import _torch_version  # noqa: F401  refuses versions that are too old for the modules below
+
+# isort: split
+
 from . import _core
 from . import _torch_kernels as kernels
 from . import _torch_ops as ops
-from ._arguments import check_parts
+from ._arguments import check_parts, described, shortened
 from ._errors import InvalidError, UnsupportedError
 from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
@@ -233,7 +238,7 @@ def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any],
 def unsigned(x: Any, name: str) -> int | torch.SymInt:
     value = integer(x, name)
     if not 0 <= value < 2**64:
-        raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
+        raise InvalidError(f"{name} is {shortened(value)}; it must be from 0 to 2**64 - 1")
     return value
 
 
@@ -241,7 +246,7 @@ def check_unused_random_state(dropout_p: Any, seed: Any, offset: Any) -> None:
     """Refuse, without dropout, numbers that dropout refuses. Where torch.compile traces, only types are checked: it would compile
     again for another value of a number that is compared."""
     if real(dropout_p, "dropout_p") is None:
-        raise TypeError("dropout_p must be a number, not NoneType")
+        raise TypeError("dropout_p must be a number, not None")
     check = integer if torch.compiler.is_compiling() else unsigned
     if seed is not None and not isinstance(seed, Tensor):
         check(seed, "seed")
@@ -354,9 +359,11 @@ def with_tensor_scales(options: dict[str, Any], first: Tensor) -> dict[str, Any]
         if isinstance(x, Tensor):
             options[name] = x.reshape(1) if x.dim() == 0 else x
         elif is_scalar(x):
+            if not math.isfinite(x):
+                raise InvalidError(f"{name} is {x}; it must be finite")
             options[name] = beside(first, torch.tensor([float(x)], dtype=torch.float32, device=first.device))
         elif x is not None and not hasattr(x, "__dlpack__"):
-            raise TypeError(f"{name} must be a tensor or a number, not {type(x).__name__}")
+            raise TypeError(f"{name} must be a tensor or a number, not {described(x)}")
     return options
 
 
@@ -431,7 +438,7 @@ def check_new_rows(
     if v_cache is None and v is not None:
         raise InvalidError("v is given without v_cache: the values are channels of k_cache, to which k is appended")
     if v_cache is not None and (k is None) != (v is None):
-        raise InvalidError("k and v must be given together")
+        raise InvalidError(f"k and v must be given together ({'k' if k is None else 'v'} is None)")
     if k_rope is not None and (k is None or options.get("k_rope_cache") is None):
         raise InvalidError("k_rope is given without k or without k_rope_cache, to which it is appended")
 
@@ -525,7 +532,7 @@ def merge(
         parts |= {f"outs[{i}]": one, f"lses[{i}]": its_lse}
     require_tensors(**parts, out=out, lse=lse)
     if not isinstance(layout, str):
-        raise InvalidError(f"layout is {layout!r}; it must be 'bshd', 'bhsd' or 'sbhd'")
+        raise InvalidError(f"layout is {shortened(layout)}; it must be 'bshd', 'bhsd' or 'sbhd'")
     given = {"layout": None if layout == "bshd" else layout, "backend": backend, "kernel_name": kernel}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     records = torch.is_grad_enabled() and requires_gradient((*outs, *lses, out, lse))

@@ -77,8 +77,9 @@ INTEGERS = [(op, o.name) for op in POSITIONAL for o in options_of(op) if o.kind.
 @pytest.mark.parametrize(("operation", "name"), INTEGERS)
 def test_bools_are_no_integers(operation: str, name: str) -> None:
     """In Python they are."""
-    for given in (True, False, np.True_, np.array(True)):
-        with pytest.raises(TypeError, match=rf"^{name} must be an integer, not {type(given).__name__}$"):
+    values = ((True, "True"), (False, "False"), (np.True_, "True"), (np.array(True), r"bool, shape \(\)"))
+    for given, shown in values:
+        with pytest.raises(TypeError, match=rf"^{name} must be an integer, not {type(given).__name__} \({shown}\)$"):
             getattr(libflash, operation)(*arguments_for(operation), **{name: given})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -75,9 +76,28 @@ def test_another_implementation_comes_back(calls: list[str]) -> None:
 
 
 def test_without_sdpa(calls: list[str]) -> None:
+    """enable() then only registers its names in transformers."""
+    pytest.importorskip("transformers")
     with libflash.torch.enable(sdpa=False):
         sdpa(*problem())
     assert calls == []
+
+
+def test_what_switches_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(libflash.InvalidError, match="paged is True and no model is given"):
+        libflash.torch.enable(paged=True)
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    with pytest.raises(libflash.InvalidError, match="sdpa is False and no model is given"):
+        libflash.torch.enable(sdpa=False)
+    for name in ("sdpa", "paged"):
+        for bad, text in ((None, "None"), ("yes", "'yes'")):
+            with pytest.raises(TypeError, match=rf"^{name} must be a bool, not {text}$"):
+                libflash.torch.enable(**{name: bad})
+    with pytest.raises(TypeError, match=r"^str \('gpt2'\) is no Hugging Face model"):
+        libflash.torch.enable("gpt2")
+    with pytest.raises(TypeError, match=r"models are given one by one, enable\(a, b\), not in a list"):
+        libflash.torch.enable([torch.nn.Linear(1, 1)])
+    assert registry.current_flash_attention_impl() is None
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch at its first dual level
