@@ -134,7 +134,8 @@ def refuse_nested(x: Any, name: str) -> None:
 def check_dispatched(given: dict[str, Any]) -> None:
     """Refuse, by the names that the caller knows, what PyTorch's dispatcher would refuse without a name."""
     for name, x in given.items():
-        refuse_nested(x, name)
+        if isinstance(x, Tensor):  # a scale may be a number, or an array of NumPy inside torch.compile
+            refuse_nested(x, name)
     refuse_plain(given)
 
 
