@@ -113,7 +113,7 @@ def test_the_passage_is_told_twice(documentation):
     end, distance = text.passage(documentation)
     assert distance is not None
     assert documentation.words[end - text.TAIL : end] == documentation.words[end - distance - text.TAIL : end - distance]
-    assert documentation.topic_at(end - 1) == text.RETOLD
+    assert documentation.topic_at(end - 1) == text.LATER_TOPIC
 
 
 def test_a_text_that_tells_nothing_twice_is_read_to_its_end():
@@ -242,7 +242,7 @@ def test_a_process_that_dies_is_a_row_of_the_table(monkeypatch, capsys):
     rows = list(schedule.comparisons_of([512], threads=1, patient=False))
     assert rows[0].libflash == "failed: out of memory"
     assert "failed: out of memory" in capsys.readouterr().out
-    assert report.complaints(rows, []) == ["512 words: failed: out of memory"]
+    assert report.failures(rows, []) == ["512 words: failed: out of memory"]
 
 
 def dying(*_):
@@ -289,14 +289,14 @@ def test_wrong_numbers_are_said_and_fail_the_command(capsys):
     assert command.verdict([Comparison(512, measurement(512), measurement(512))], []) == 0
 
 
-def test_conclusion_tells_what_the_memory_bought():
+def test_conclusion_says_what_a_longer_context_gains():
     rows = [
         Comparison(8192, "scores", measurement(8192, guessed=0.25)),
         Comparison(16384, "scores", measurement(16384, guessed=0.9)),
     ]
-    told = " ".join(report.conclusion(rows, 11_000).split())
-    assert "11,000 words earlier" in told
-    assert "With a memory of 8192 words 25 % of the next words are guessed right, with 16384 words 90 %" in told
+    text_ = " ".join(report.conclusion(rows, 11_000).split())
+    assert "11,000 words earlier" in text_
+    assert "With a context of 8192 words 25 % of the next words are guessed right, with 16384 words 90 %" in text_
     assert report.times(0.5) == "2.0 times slower"
 
 
@@ -405,9 +405,9 @@ def test_interrupt_ends_it_with_one_line(tmp_path):
                 break
         time.sleep(0.5)
         os.killpg(demo.pid, signal.SIGINT)  # to the whole process group, like a terminal
-        _, complaint = demo.communicate(timeout=60)
-    assert demo.returncode == 130, complaint
-    assert complaint.split() == ["libflash", "demo:", "interrupted"]
+        _, failure = demo.communicate(timeout=60)
+    assert demo.returncode == 130, failure
+    assert failure.split() == ["libflash", "demo:", "interrupted"]
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):

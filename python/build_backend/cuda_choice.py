@@ -1,8 +1,8 @@
 """Where the CUDA compiler of a build comes from: the machine, the package index, or nowhere.
 
-Only the package index needs a decision before CMake runs, because its compiler is a build requirement. What CMake then finds, and
-whether it works, libflash/cuda/toolchain.cmake says; it searches in the same order. This module imports nothing but the standard
-library and changes nothing.
+Only the package index needs a decision before CMake runs, because its compiler is a build requirement. Which compiler CMake then
+finds, and whether it works, is decided in libflash/cuda/toolchain.cmake, which searches in the same order. This module imports
+nothing but the standard library and changes nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def has_compiler_wheels() -> bool:
 def choose(mode: str, nvcc: str | None, driver: int | None, wheels_exist: bool) -> Choice:
     """The decision, from the properties of the machine that are given."""
     if mode == "off":
-        return Choice(mode, (), "the CPU library, as asked", cuda=False)
+        return Choice(mode, (), "the CPU library, as requested", cuda=False)
     if mode == "system":
         if nvcc is None:
             raise ChoiceError("LIBFLASH_CUDA=system: no nvcc in $CUDACXX, on PATH, in $CUDA_HOME, $CUDA_PATH or /usr/local/cuda")
@@ -97,7 +97,7 @@ def choose(mode: str, nvcc: str | None, driver: int | None, wheels_exist: bool) 
         return Choice(mode, (), "no nvcc and no NVIDIA driver: the CPU library", cuda=False)
     if driver < OLDEST_DRIVER:
         found = f"{driver // 1000}.{driver % 1000 // 10}"
-        line = f"no nvcc, and the NVIDIA driver serves CUDA {found}, 13.0 is needed: the CPU library"
+        line = f"no nvcc, and the NVIDIA driver supports CUDA {found}, 13.0 is needed: the CPU library"
         return Choice(mode, (), line, cuda=False)
     if not wheels_exist:
         return Choice(mode, (), f"no nvcc, and none in the package index for {platform.machine()}: the CPU library", cuda=False)

@@ -10,20 +10,20 @@
 
 /* The library's error text with the argument names of libflash.jax. A text begins with the name of an argument; libflash.jax
  * calls the new rows k, v and k_rope. Errors that are found while tracing get these names in Python (libflash/_errors.py). */
-static const char *named_as_in_python(const char *text, char *room, size_t size) {
+static const char *named_as_in_python(const char *text, char *buffer, size_t size) {
     static const char *const names[] = {"k_new:", "v_new:", "k_rope_new:"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         size_t length = strlen(names[i]);
         if (strncmp(text, names[i], length) != 0) continue;
-        snprintf(room, size, "%.*s%s", (int)(length - strlen("_new:")), text, text + length - 1);
-        return room;
+        snprintf(buffer, size, "%.*s%s", (int)(length - strlen("_new:")), text, text + length - 1);
+        return buffer;
     }
     return text;
 }
 
 static xla_error *failure(const xla_frame *frame, flash_status_t status, const char *text) {
-    char room[2048]; /* enough for the longest text of the library */
-    xla_error_create_args args = {sizeof args, NULL, named_as_in_python(text, room, sizeof room), XLA_INTERNAL};
+    char buffer[2048]; /* enough for the longest text of the library */
+    xla_error_create_args args = {sizeof args, NULL, named_as_in_python(text, buffer, sizeof buffer), XLA_INTERNAL};
     switch (status) {
         case FLASH_STATUS_INVALID: args.errc = XLA_INVALID_ARGUMENT; break;
         case FLASH_STATUS_UNSUPPORTED: args.errc = XLA_UNIMPLEMENTED; break;

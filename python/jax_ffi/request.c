@@ -50,7 +50,7 @@ typedef struct call_t {
     /* BACKWARD_TANGENT has two halves: the first calls forward_tangent, the second backward_tangent. */
     flash_tangents_t tangents, tangents_of_forward; /* tangents_of_forward: for the first half */
     flash_tensor_t tlse, tdelta, delta;             /* in the workspace: written by the first half, read by the second */
-    flash_tensor_t out_anew;                        /* with WITH_OUT_ANEW: written by the first half, read by nothing */
+    flash_tensor_t out_anew;                        /* with WITH_OUT_ANEW: written by the first half, not read */
     const flash_tensor_t *first_out, *first_lse;    /* out and lse of the first half */
     flash_attention_options_t attention_of_forward; /* the options of the first half */
     flash_cache_write_options_t write;
@@ -323,7 +323,7 @@ static size_t size_of(const flash_tensor_t *tensor, size_t element) {
 
 static size_t size_of_rows(const flash_tensor_t *lse) { return size_of(lse, lse->dtype == FLASH_DTYPE_FLOAT64 ? 8 : 4); }
 
-/* BACKWARD_TANGENT: the workspace begins with tlse, tdelta, delta and, if out is computed anew, out in 16 bits. Their bytes. */
+/* BACKWARD_TANGENT: the workspace begins with tlse, tdelta, delta and, if out is computed again, out in 16 bits. Their bytes. */
 static size_t size_of_between(const call_t *c) {
     return 3 * size_of_rows(&c->tlse) + (c->first_lse ? 0 : size_of(&c->out_anew, 2));
 }

@@ -1,11 +1,11 @@
-"""Writes what the list of options (libflash/_option_list.py) and the C header say to the places that say it once more, in another
+"""Writes the options (libflash/_option_list.py) and the structs of the C header to the places that repeat them in another
 language: signatures, calls, structs of Cython, classes of types, attributes of the JAX adapter.
 
     python python/write_options            write, and name the files that changed
     python python/write_options --check    only name the files that would change; fails if there are any
 
-The files stay readable as they are: nothing is generated when libflash is built. What a new option means is not written here: its
-documentation, its checks and its arithmetic.
+The files stay readable as they are: nothing is generated when libflash is built. The documentation, the checks and the arithmetic
+of a new option are written by hand.
 """
 
 from __future__ import annotations

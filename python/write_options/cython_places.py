@@ -1,4 +1,4 @@
-"""What Cython says of the options: signatures, calls, conversions and structs."""
+"""The options in Cython: signatures, calls, conversions and structs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python says of the options, and the C code of the JAX adapter: signatures, classes of types, attributes of XLA calls."""
+"""The options in Python and in the C code of the JAX adapter: signatures, classes of types, attributes of XLA calls."""
 
 from __future__ import annotations
 

@@ -51,14 +51,14 @@ def after(before: str, items: Iterable[str], last: str = ")") -> Edit:
     return edit
 
 
-def lines_between(before: str, behind: str, lines: Iterable[str]) -> Edit:
+def lines_between(before: str, end: str, lines: Iterable[str]) -> Edit:
     """Replaces the lines between two texts, the first of which occurs once."""
 
     def edit(text: str) -> str:
         if text.count(before) != 1:
             raise SystemExit(f"{before!r} occurs {text.count(before)} times; it must occur once")
         start = text.index(before) + len(before)
-        return text[:start] + "".join(f"{line}\n" for line in lines) + text[text.index(behind, start) :]
+        return text[:start] + "".join(f"{line}\n" for line in lines) + text[text.index(end, start) :]
 
     return edit
 

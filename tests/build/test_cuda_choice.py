@@ -38,15 +38,15 @@ DECISIONS = [
     ("auto", None, None, True, False, "no nvcc and no NVIDIA driver"),
     ("auto", None, 13000, True, True, "package index"),
     ("auto", None, 13020, True, True, "package index"),
-    ("auto", None, 12080, True, False, "serves CUDA 12.8, 13.0 is needed"),
+    ("auto", None, 12080, True, False, "supports CUDA 12.8, 13.0 is needed"),
     ("auto", None, 13000, False, False, "none in the package index"),
     ("on", NVCC, None, True, False, NVCC),
     ("on", None, None, True, True, "package index"),
     ("system", NVCC, None, True, False, NVCC),
     ("pypi", NVCC, None, True, True, "package index"),
     ("pypi", None, None, True, True, "package index"),
-    ("off", NVCC, 13000, True, False, "as asked"),
-    ("off", None, None, False, False, "as asked"),
+    ("off", NVCC, 13000, True, False, "as requested"),
+    ("off", None, None, False, False, "as requested"),
 ]
 REFUSALS = [
     ("system", None, 13000, True, "no nvcc"),

@@ -70,7 +70,7 @@ def torch_results(x: Inputs, attention: Any, device: str = "cpu", **more: Any) -
     return named(["o", "lse", *gradient_names(x.options)], [o, lse, *gradients])
 
 
-def moving(x: Inputs, t: Tangents) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def split_by_tangents(x: Inputs, t: Tangents) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """(inputs that have tangents, these tangents, the other inputs)"""
     given = {"q": x.q, "k": x.k, "v": x.v, "dout": x.dout, "dlse": x.dlse}
     given |= {name: x.options[name] for name in ("bias", "learnable_sink") if name in x.options}
@@ -87,15 +87,15 @@ def torch_tangents(x: Inputs, t: Tangents, attention: Any, device: str = "cpu") 
     """Tangents of the results by torch.func.jvp; with dout also of the gradients, by jvp of vjp."""
     torch = sys.modules["torch"]
     options = {"seed": 0} | {name: torch_of(value, device) for name, value in x.options.items()}
-    primals, tangents, rest = ({name: torch_of(y, device) for name, y in part.items()} for part in moving(x, t))
+    primals, tangents, rest = ({name: torch_of(y, device) for name, y in part.items()} for part in split_by_tangents(x, t))
     names = ["q", "k", "v", *(name for name in ("bias", "learnable_sink") if name in x.options)]
 
     def forward(*leaves: Any) -> dict[str, Any]:
         o, lse = attention(*leaves[:3], return_lse=True, **options | dict(zip(names[3:], leaves[3:], strict=True)))
         return {"o": o} if lse is None else {"o": o, "lse": lse}
 
-    def everything(moved: dict[str, Any]) -> dict[str, Any]:
-        given = rest | moved
+    def everything(differentiated: dict[str, Any]) -> dict[str, Any]:
+        given = rest | differentiated
         leaves = [given[name] for name in names]
         if x.dout is None:
             return forward(*leaves)
@@ -106,7 +106,7 @@ def torch_tangents(x: Inputs, t: Tangents, attention: Any, device: str = "cpu") 
         return made | dict(zip(gradient_names(x.options), pull(cotangents), strict=True))
 
     if not primals:
-        raise NotImplementedError("no input moves")
+        raise NotImplementedError("no input has a tangent")
     _, made = torch.func.jvp(everything, (primals,), (tangents,))
     return {TANGENT_NAMES.get(name, "t" + name): numpy_of(y) for name, y in made.items()}
 
@@ -116,12 +116,12 @@ def jax_tangents(x: Inputs, t: Tangents, attention: Any) -> dict[str, np.ndarray
     jax = sys.modules["jax"]
     arrays = {name: value for name, value in x.options.items() if isinstance(value, np.ndarray)}
     numbers = {name: value for name, value in x.options.items() if name not in arrays}
-    primals, tangents, rest = moving(x, t)
+    primals, tangents, rest = split_by_tangents(x, t)
     names = ["q", "k", "v", *(name for name in ("bias", "learnable_sink") if name in arrays)]
     options = {name: value for name, value in arrays.items() if name not in names}
 
-    def everything(moved: dict[str, Any], rest: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        given = rest | moved
+    def everything(differentiated: dict[str, Any], rest: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        given = rest | differentiated
 
         def forward(*leaves: Any) -> dict[str, Any]:
             more = dict(zip(names[3:], leaves[3:], strict=True))
@@ -139,7 +139,7 @@ def jax_tangents(x: Inputs, t: Tangents, attention: Any) -> dict[str, np.ndarray
 
     @jax.jit
     def tangent(primals: Any, tangents: Any, rest: Any, options: Any) -> Any:
-        return jax.jvp(lambda moved: everything(moved, rest, options), (primals,), (tangents,))[1]
+        return jax.jvp(lambda differentiated: everything(differentiated, rest, options), (primals,), (tangents,))[1]
 
     made = tangent(primals, tangents, rest, options)
     return {TANGENT_NAMES.get(name, "t" + name): numpy_of(y) for name, y in made.items()}

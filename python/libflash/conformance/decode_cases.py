@@ -212,8 +212,8 @@ class DecodeCase(ScoreNumbers):
         stray = (got.view(bits) != before.view(bits)).any(axis=(2, 3)) & ~written
         assert not stray.any(), f"{self}: {name} changed at {np.argwhere(stray)[0]}, where nothing was appended"
         exact, x = (a[written].astype(np.float64) for a in (after, got))
-        turned = bool(self.rotary) and name == "k_cache"  # float32 products, rounded again; other rows are copies
-        limit = turned * (2 * ROUNDING[got.dtype].u * np.abs(exact) + 2.0**-21 * np.abs(exact).max(initial=0))
+        rotated = bool(self.rotary) and name == "k_cache"  # float32 products, rounded again; other rows are copies
+        limit = rotated * (2 * ROUNDING[got.dtype].u * np.abs(exact) + 2.0**-21 * np.abs(exact).max(initial=0))
         assert (np.abs(x - exact) <= limit).all(), f"{self}: appended rows of {name} are wrong"
 
 

@@ -195,7 +195,7 @@ class HeadBounds:
 
         The rounding of one p moves a whole row of o along v_j and so D by that error times dP_ij, underflow (e3)
         included; only the rounding of o itself is independent from column to column. by_factor: what _factor_error
-        does to D. in_sums = 2^-25 sqrt(dv) (sqrt(dO^2 V^2') + sqrt(rowsum(dO^2 * O^2))): the sums behind dP and D,
+        does to D. in_sums = 2^-25 sqrt(dv) (sqrt(dO^2 V^2') + sqrt(rowsum(dO^2 * O^2))): the sums in dP and D,
         which matter in float32 where dP and D are small beside their terms.
         """
         m, head, w, visible = self.model, self.head, self.weights, self.visible

@@ -44,8 +44,8 @@ class TangentCase:
     def check(self, **result: Any) -> dict[str, Report]:
         """Check tangents (to, tlse, tdq, ...) and delta by `tangent_bounds`, other results by the rule of the case."""
         own = {name: x for name, x in result.items() if name not in self.expected()}
-        moved = {name: x for name, x in result.items() if name not in own}
-        return (self.case.check(**own) if own else {}) | tangent_bounds.reports(moved, self.expected(), str(self))
+        tangents = {name: x for name, x in result.items() if name not in own}
+        return (self.case.check(**own) if own else {}) | tangent_bounds.reports(tangents, self.expected(), str(self))
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""What is tested: an implementation of attention behind one interface, and what it says it can do."""
+"""What is tested: an implementation of attention with the interface of all targets, and what it offers."""
 
 from __future__ import annotations
 

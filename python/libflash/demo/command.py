@@ -17,7 +17,7 @@ from libflash.demo.table import Comparison
 from libflash.demo.text import Text, load, passage
 
 DESCRIPTION = """Exact attention over the text of Python's own documentation: libflash compared with standard attention
-in NumPy: results, time and memory for growing lengths of the text, and what a longer memory is good for."""
+in NumPy: results, time and memory for growing lengths of the text, and what a longer context gains."""
 
 QUESTIONS = ("The try statement specifies exception handlers", "Numbers are immutable; once created")
 ANSWER_WORDS = 24
@@ -74,12 +74,12 @@ def run(options: argparse.Namespace) -> int:
     comparisons = list(schedule.comparisons_of(lengths, options.threads, patient=options.max_seqlen is not None))
     print("\n" + report.conclusion(comparisons, distance), flush=True)
     model = Model(len(text.vocabulary))
-    answers = converse(text, model, options.ask or list(QUESTIONS))
+    answers = continue_phrases(text, model, options.ask or list(QUESTIONS))
     draw(comparisons, distance, options.out)
     return verdict(comparisons, answers)
 
 
-def converse(text: Text, model: Model, phrases: list[str]) -> list[Answer]:
+def continue_phrases(text: Text, model: Model, phrases: list[str]) -> list[Answer]:
     """Continue each phrase, with the whole text in the cache."""
     progress = Progress(len(phrases) + 1)
     progress.step(f"reading all {len(text.ids):,} words")
@@ -113,7 +113,7 @@ def draw(comparisons: list[Comparison], distance: int | None, path: pathlib.Path
 
 def verdict(comparisons: list[Comparison], answers: list[Answer]) -> int:
     """Print what went wrong to stderr. Returns the exit code."""
-    wrong = report.complaints(comparisons, answers)
-    for complaint in wrong:
-        print(f"libflash demo: {complaint}", file=sys.stderr)
+    wrong = report.failures(comparisons, answers)
+    for failure in wrong:
+        print(f"libflash demo: {failure}", file=sys.stderr)
     return 1 if wrong else 0

@@ -11,7 +11,7 @@ from libflash.demo.ask import Answer
 from libflash.demo.measure import GUESSES, Measurement
 from libflash.demo.model import HEAD_DIM, HEADS, SHARPNESS
 from libflash.demo.table import RULE, Comparison, bytes_text, measurements, time_text
-from libflash.demo.text import RETOLD, TOLD_FIRST, Text
+from libflash.demo.text import EARLIER_TOPIC, LATER_TOPIC, Text
 
 COLUMN = 12  # as in libflash.explain
 MOST_NAMES = 5  # of kernels in a list
@@ -110,16 +110,16 @@ def times(ratio: float) -> str:
 
 
 def meaning(comparisons: list[Comparison], distance: int) -> str:
-    """What a longer memory is good for."""
+    """How many words are guessed right with a shorter and with a longer context."""
     found = measurements(comparisons, "libflash")
     short = [m for m in found if m.seqlen < distance]
     long = [m for m in found if m.seqlen > distance]
-    story = f"the passage at the end, from {RETOLD!r}, also occurs {distance:,} words earlier, in {TOLD_FIRST!r}"
+    repeated = f"the passage at the end, from {LATER_TOPIC!r}, also occurs {distance:,} words earlier, in {EARLIER_TOPIC!r}"
     if not (short and long):
-        return f"{story}; no text above reaches that far" if short else story
+        return f"{repeated}; no text above is that long" if short else repeated
     few, many = short[-1], long[0]
-    return f"""{story}. With a memory of {few.seqlen} words {100 * few.guessed:.0f} % of the next words are guessed right, with
-        {many.seqlen} words {100 * many.guessed:.0f} %"""
+    return f"""{repeated}. With a context of {few.seqlen} words {100 * few.guessed:.0f} % of the next words are guessed right,
+        with {many.seqlen} words {100 * many.guessed:.0f} %"""
 
 
 def quotation(phrase: str, answer: Answer) -> str:
@@ -128,7 +128,7 @@ def quotation(phrase: str, answer: Answer) -> str:
     return textwrap.indent("\n".join([*textwrap.wrap(text, len(RULE) - 4), source]), "  ")
 
 
-def complaints(comparisons: list[Comparison], answers: list[Answer]) -> list[str]:
+def failures(comparisons: list[Comparison], answers: list[Answer]) -> list[str]:
     """What went wrong, one line for each failure."""
     failed = [
         f"{r.seqlen} words: {r.libflash}" for r in comparisons if isinstance(r.libflash, str) and r.libflash.startswith("failed")

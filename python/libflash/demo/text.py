@@ -12,9 +12,9 @@ import numpy as np
 # A word with the blank before it, or a repeated punctuation mark. The joined words are the text.
 WORD = re.compile(r" ?(?:\w+|([^\w\s])\1*)")
 
-# Some passages occur twice in the reference. This one ends a section of `specialnames` and first occurs in the topic
+# Some passages occur twice in the reference. This one ends a section of `specialnames` and also occurs in the topic
 # `sequence-types`, more words earlier than standard attention has memory for.
-TOLD_FIRST, RETOLD = "sequence-types", "specialnames"
+EARLIER_TOPIC, LATER_TOPIC = "sequence-types", "specialnames"
 TAIL = 24  # words that occur at the end of the passage and nowhere else
 
 
@@ -60,12 +60,12 @@ def passage(text: Text) -> tuple[int, int | None]:
 
     If this Python's reference has no such passage: the end of the text, and None.
     """
-    if TOLD_FIRST in text.topics and RETOLD in text.topics:
-        first = text.topics.index(TOLD_FIRST)
+    if EARLIER_TOPIC in text.topics and LATER_TOPIC in text.topics:
+        first = text.topics.index(EARLIER_TOPIC)
         first_end = text.starts[first + 1]
         tail = text.words[first_end - TAIL : first_end]
-        retold = text.topics.index(RETOLD)
-        for end in range(text.starts[retold] + TAIL, text.starts[retold + 1]):
+        later = text.topics.index(LATER_TOPIC)
+        for end in range(text.starts[later] + TAIL, text.starts[later + 1]):
             if text.words[end - TAIL : end] == tail:
                 return end, end - first_end
     return len(text.words), None

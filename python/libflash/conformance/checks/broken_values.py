@@ -47,10 +47,10 @@ def outside_of_sequences(run: Run, dtype: np.dtype) -> None:
     used = {"seqused_q": np.array([40, 0, 13], np.int32), "seqused_k": np.array([7, 60, 33], np.int32)}
     sides = ((q, "seqused_q"), (dout, "seqused_q"), (k, "seqused_k"), (v, "seqused_k"))
     results: list[Results] = []
-    for dirt in (0, np.nan, np.inf, -np.inf):
+    for filler in (0, np.nan, np.inf, -np.inf):
         for x, name in sides:
             for b, n in enumerate(used[name]):
-                x[b, n:] = dirt
+                x[b, n:] = filler
         results.append(run(q, k, v, dout, causal=True, **used))
     for other in results[1:]:
         for name, x in other.items():
@@ -66,8 +66,8 @@ def hidden_keys_do_not_leak(run: Run, dtype: np.dtype, hide: dict[str, Any], val
     clean = run(q, k, v, **hide)
     v[:, 500:] = value
     k[:, 500:] = value
-    dirty = run(q, k, v, **hide)
-    for name, x in dirty.items():
+    got = run(q, k, v, **hide)
+    for name, x in got.items():
         assert_same_bits(x, clean[name], name)
 
 
