@@ -49,7 +49,7 @@ def on_the_cpu(call: Callable[[], object]) -> int:
 def test_peak_of_each_rank(scheme: str, mesh: tuple[int, ...], heads: tuple[int, int], symmetric: bool) -> None:
     """In float32, since a sum of two types takes further memory on a CPU."""
     if symmetric and scheme == "heads":
-        pytest.skip("heads travel by messages")
+        pytest.skip("heads are sent by messages")
     shape = model.Shape(128, *heads, 32, element=4)
     x = [torch.randn(1, 128, n, 32) for n in (heads[0], heads[1], heads[1])]
     ranks = range(torch.Size(mesh).numel())

@@ -144,7 +144,7 @@ def test_new_keys_without_queries_are_appended(kernel: str) -> None:
 @every_kernel
 @pytest.mark.parametrize("packed", [False, True])
 def test_entries_before_the_window_are_not_read(kernel: str, packed: bool) -> None:
-    """Engines free pages behind a sliding window: their table entries may hold anything, and their keys NaN."""
+    """Engines free pages before a sliding window: their table entries may hold anything, and their keys NaN."""
     table = np.array([[2**31 - 1, -1, 3, 4, 9]], np.int32)
     pages = [random(5, 16, HEADS_K, DIM, seed=i) for i in (1, 2)]
     for x in pages:

@@ -1,4 +1,4 @@
-"""Every kernel gives the exact results that libflash.conformance.checks.exact knows."""
+"""Every kernel gives the exact results of libflash.conformance.checks.exact."""
 
 from __future__ import annotations
 

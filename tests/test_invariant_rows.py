@@ -158,7 +158,7 @@ def prefill_at_once(kernel: str, dtype: np.dtype, option: str) -> list[np.ndarra
 @every_kernel
 @pytest.mark.parametrize("option", ["causal", "window"])
 def test_pages(kernel: str, page_size: int, option: str) -> None:
-    """In any order, with absent pages behind the window."""
+    """In any order, with absent pages before the window."""
     x = problem(np.dtype(np.float32), kernel, **OPTIONS[option])
     columns = -(-CAPACITY // page_size)
     table = np.random.default_rng(5).permutation(len(LENGTHS) * columns).astype(np.int32).reshape(len(LENGTHS), columns)

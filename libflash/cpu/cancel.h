@@ -15,7 +15,7 @@ bool has_interrupt();
 // times a second. Otherwise it costs a few nanoseconds.
 void cancellation_point();
 
-// While it lives, cancellation_point() of this thread throws once `stopped` is true.
+// While it exists, cancellation_point() of this thread throws once `stopped` is true.
 class StopScope {
 public:
     explicit StopScope(const std::atomic<bool>& stopped);

@@ -113,8 +113,8 @@ void Pool::add(Job& job) {
     wake(job.wanted_);
 }
 
-// Starts as many threads as the jobs in the list still want, minus the threads that sleep or are being started. The pool has at
-// most as many threads as there are processors, or `wanted` threads if the newest job wants more than that.
+// Starts as many threads as the jobs in the list still need, minus the threads that sleep or are being started. The pool has at
+// most as many threads as there are processors, or `wanted` threads if the newest job needs more than that.
 void Pool::grow(int wanted) {
     const int most = wanted > processors ? wanted : processors;
     int missing = -idle - starting;

@@ -15,7 +15,7 @@ namespace libflash::cpu {
 
 struct Pool;
 
-// A function that pool threads run for one caller. It lives on the caller's stack; finish() must have returned true before it is
+// A function that pool threads run for one caller. It is on the caller's stack; finish() must have returned true before it is
 // destroyed.
 class Job {
 public:

@@ -11,9 +11,9 @@ follows the same steps. Tensors have the size of the rank's tokens; `out` stands
     heads               q, k, v, out with all tokens and a share of the heads; each exchange holds what it sends and receives
     heads_ring          both
 
-Symmetric memory, with which keys travel if the ranks share some, has K and V of the rank, and after a backward call of a ring
-gradients of one or two steps; it counts as held from the beginning, although PyTorch's allocator does not have it. K and V of all
-ranks arrive in order then, and gradients for other ranks are made in it.
+Symmetric memory, through which keys are sent if the ranks share some, has K and V of the rank, and after a backward call of a
+ring gradients of one or two steps; it counts as held from the beginning, although PyTorch's allocator does not have it. K and V
+of all ranks arrive in order then, and gradients for other ranks are made in it.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def peak(
     scheme: str, shape: Shape, mesh: tuple[int, ...], causal: bool, backward: bool, rank: int, order: str = "zigzag",
     workspace: Workspace = no_workspace, symmetric: bool = False,
 ) -> int:  # fmt: skip
-    """The peak of forward without gradients, or of forward and backward. `symmetric`: whether keys travel through symmetric
+    """The peak of forward without gradients, or of forward and backward. `symmetric`: whether keys are sent through symmetric
     memory.
     """
     held, ranks = Held(), ranks_of(scheme, mesh, rank)

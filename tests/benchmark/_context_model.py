@@ -73,7 +73,7 @@ class RingModel:
         return measured_link(self.device, self.clock)
 
     def ms(self, ranks: int, tokens: int, heads: tuple[int, ...], causal: bool, backward: bool) -> float:
-        """Milliseconds of a rank with so many tokens. K and V travel during a step. In backward their gradients do so too, in
+        """Milliseconds of a rank with so many tokens. K and V are sent during a step. In backward their gradients are, too, in
         float32, and once more after the last step. (Calls on parts, without positions, send them in the type of K: half of that.)
         """
         steps = self.measured_steps(tokens, heads, causal, backward)

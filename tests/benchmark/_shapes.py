@@ -177,7 +177,7 @@ def options(direction: str, option: str, head_dim: int) -> Contest:
 
 
 def peers_with_options(option: str, p: Problem, given: dict[str, object]) -> dict[str, Call]:
-    """The peers that know the option, of those that are always installed."""
+    """The peers that support the option, of those that are always installed."""
     sdpa, _ = PEER_CALLS[p.cell.direction]
     if option in ("bias", "mask"):
         return {"cudnn": sdpa(p, SDPA["cudnn"], attn_mask=given[option])}

@@ -8,7 +8,7 @@ checks nothing; `empty`, a Function that does nothing. They take turns, in shuff
 calls; `best` is the fastest batch, which other work on the machine disturbs least.
 
 For a GPU's tensors PyTorch runs backward on a thread of its own; the lines `one thread` are without it. The second table has the
-steps of a call of libflash, direct and empty: forward until backward is asked for; from there until the backward of the Function
+steps of a call of libflash, direct and empty: forward until backward is called; from there until the backward of the Function
 begins; that backward; from there until the call returns.
 """
 
@@ -132,9 +132,9 @@ def steps(one: Contender, settle: Callable[[], object]) -> dict[str, float]:
             seen.clear()
             start = time.perf_counter()
             out = one.forward()
-            asked = time.perf_counter()
+            requested = time.perf_counter()
             torch.autograd.grad(out, one.inputs, one.dout)
-            stamps = [start, asked, *seen, time.perf_counter()]
+            stamps = [start, requested, *seen, time.perf_counter()]
             rows.append([1e6 * (end - begin) for begin, end in itertools.pairwise(stamps)])
     medians = (statistics.median(column) for column in zip(*rows, strict=True))
     return dict(zip(STEPS, (round(x, 2) for x in medians), strict=True))

@@ -98,7 +98,7 @@ def context_of_pytorch(device: torch.device) -> Iterator[None]:
 
 
 def ways(ranks: int, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """Name, scheme and transport. Heads travel by messages, and "auto" decides all."""
+    """Name, scheme and transport. Heads are sent by messages, and "auto" decides all."""
     for scheme in options.schemes:
         if scheme == "heads_ring" and (ranks < 4 or ranks % 2):
             continue

@@ -121,7 +121,7 @@ def test_asked_for_and_missing_stops(configure, mode):
     assert f"LIBFLASH_CUDA={mode}: no CUDA compiler found" in output
 
 
-def test_a_compiler_that_lies_is_found_out(configure):
+def test_a_compiler_that_writes_nothing_is_refused(configure):
     """An nvcc that exits with success and writes nothing."""
     status, output, _ = configure("system", "exit 0\n")
     assert status != 0

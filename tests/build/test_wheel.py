@@ -151,11 +151,11 @@ def test_modules_export_their_entry_only(readelf, installed, module):
 
 
 def test_no_path_of_the_building_machine(installed):
-    home = str(ROOT).encode()
+    root = str(ROOT).encode()
     native = [n for n in installed if n.endswith((".so", SONAME))]
     assert native
     for name in native:
-        assert home not in installed[name].read_bytes(), f"{name} names {home.decode()}"
+        assert root not in installed[name].read_bytes(), f"{name} names {root.decode()}"
 
 
 @pytest.mark.parametrize(("flag", "file"), [("--cmake-dir", "libflash-config.cmake"), ("--include-dir", "libflash.h")])

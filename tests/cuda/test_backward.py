@@ -120,10 +120,10 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("kernel", parameters([k for k in kernels("backward") if k["backend"] == "sm90"]))
-def test_what_it_does_not_know(kernel: dict, option: str) -> None:
+def test_unsupported_options(kernel: dict, option: str) -> None:
     """The kernel is refused with a reason, and another kernel is chosen."""
     if supports(kernel, Case("", **OPTIONS[option])):
-        pytest.skip("the kernel knows it")
+        pytest.skip("the kernel supports it")
     case = Case(f"unknown-{option}", TYPES[kernel["dtype"]], **OPTIONS[option])
     with pytest.raises(libflash.UnsupportedError, match=rf"^{option}: .*\[{kernel['name']}\]"):
         run_backward(case, kernel["name"], False)

@@ -126,7 +126,7 @@ def test_appended_codes_are_those_of_the_cpu(news: int, heads: int, dim: int, sc
     table = np.array([[3, 1, 5], [0, 99, 2], [7, 6, 8]], np.int32)
     x: dict[str, Any] = {"k": random(3, news, heads, dim, seed=1), "v": random(3, news, heads, dim, seed=2)}
     x["v"][0, 0, 0, :3], x["v"][0, -1, 1, :] = (np.inf, -0.0, np.nan), 0
-    x["k"][0, 0, 1, 61] = -np.inf  # behind the rotated channels
+    x["k"][0, 0, 1, 61] = -np.inf  # after the rotated channels
     if news > 1:
         x["v"][1, 2, 1, 3] = -np.inf
     x = {name: value.astype(dtype) for name, value in x.items()}

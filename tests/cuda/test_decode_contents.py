@@ -97,9 +97,9 @@ def test_prefix_sums(kernel: dict, which: str, split: dict) -> None:
 @pytest.mark.parametrize("which", ["queries", "both", "new rows"])
 @pytest.mark.parametrize(
     ("starts", "in_order", "turn"),
-    # Entries of empty sequences inside the rows of another one; the rows of the first sequence behind those of the fourth.
+    # Entries of empty sequences inside the rows of another one; the rows of the first sequence after those of the fourth.
     [((0, 3, 8, 5, -2, -7), (0, 3, 8, 8, 8, 8), 0), ((4, 8, 2, 0, 3, -7), (0, 4, 4, 4, 7, 7), 4)],
-    ids=["inside", "behind"],
+    ids=["inside", "after"],
 )
 def test_prefix_sums_that_descend(
     kernel: dict, starts: tuple[int, ...], in_order: tuple[int, ...], turn: int, which: str, split: dict

@@ -115,7 +115,7 @@ def trees(step: Step, positions: bool) -> list[Tensors]:
 @pytest.mark.parametrize("positions", [False, True])
 @pytest.mark.parametrize("kernel", parameters([*KERNELS_AND_MANY_ROWS, in_place_of("decode")]))
 def test_trees(kernel: dict, positions: bool) -> None:
-    """With positions also a window, which the kernels for many rows do not know beside them."""
+    """With positions also a window; the kernels for many rows do not support both."""
     window = {"window_size": (90, 0)} if positions and not of_many_rows(kernel) else {}
     step = Step(kernel, **window)
     with_trees = check_replays(step, trees(step, positions))

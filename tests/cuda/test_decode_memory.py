@@ -60,7 +60,7 @@ def test_decode_over_codes_stays_inside(case: CacheCase, kernel: dict) -> None:
 
 
 @pytest.mark.parametrize("kernel", parameters([*kernels("decode")[:1], in_place_of("decode")]))
-def test_the_harness_bites(kernel: dict) -> None:
+def test_the_harness_finds_faults(kernel: dict) -> None:
     """A cache that is described with a row more than it has: the appended row is outside."""
     case, beyond = DecodeCase("beyond", TYPES[kernel["dtype"]], lengths=(130,), capacity=130, append=1), []
     x = case.inputs()

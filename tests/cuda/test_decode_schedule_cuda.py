@@ -77,7 +77,7 @@ STEPS = (
 @every_kernel
 @pytest.mark.parametrize("page", [0, 16])
 def test_replays_with_other_lengths(kernel: dict, page: int) -> None:
-    """A graph of a step: the schedule once, then three layers that read it. Each replay computes it anew."""
+    """A graph of a step: the schedule once, then three layers that read it. Each replay computes it again."""
     layers = Layers(kernel, page, ROWS["mixed"], causal=True)
     outputs, schedules = layers.outputs(), []
 

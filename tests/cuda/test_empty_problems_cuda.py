@@ -71,7 +71,7 @@ def assert_zero(made: Tensors, note: Any) -> None:
         assert (x == 0).all(), (name, note)  # false for NaN
 
 
-def asked(options: dict[str, Any]) -> Tensors:
+def requested(options: dict[str, Any]) -> Tensors:
     """The gradients of sink and bias that the options have."""
     names = {"sink": "learnable_sink", "bias": "bias"}
     return {f"d{name}": nan_like(options[of]) for name, of in names.items() if of in options}
@@ -83,7 +83,7 @@ def test_backward(kernel: dict, what: str) -> None:
     x, _ = arrays_of(kernel, what, packed=False)
     for options in options_of(kernel, what):
         for deterministic in (False, True)[: 1 if "block_mask" in options else 2]:
-            made = {f"d{name}": nan_like(x[name]) for name in "qkv"} | asked(options)
+            made = {f"d{name}": nan_like(x[name]) for name in "qkv"} | requested(options)
             libflash.attention_backward(**x, **made, **options, kernel=kernel["name"], deterministic=deterministic)
             assert_zero(made, options.keys())
 
@@ -93,7 +93,7 @@ def test_backward(kernel: dict, what: str) -> None:
 def test_backward_of_packed_sequences(kernel: dict, what: str) -> None:
     x, packing = arrays_of(kernel, what, packed=True)
     options = {"learnable_sink": torch.zeros(x["q"].shape[1], device=device_of(kernel)), "kernel": kernel["name"]}
-    made = {f"d{name}": nan_like(x[name]) for name in "qkv"} | asked(options)
+    made = {f"d{name}": nan_like(x[name]) for name in "qkv"} | requested(options)
     libflash.attention_backward(**x, **made, **options, **packing)
     assert_zero(made, what)
 
@@ -105,7 +105,7 @@ def test_backward_that_adds(kernel: dict, what: str) -> None:
     x, _ = arrays_of(kernel, what, packed=False)
     number = torch.float64 if kernel["dtype"] == "f64" else torch.float32
     for options in options_of(kernel, what):
-        sums, made = {f"d{name}": torch.full_like(x[name], 3, dtype=number) for name in "qkv"}, asked(options)
+        sums, made = {f"d{name}": torch.full_like(x[name], 3, dtype=number) for name in "qkv"}, requested(options)
         libflash.attention_backward(**x, **sums, **made, **options, kernel=kernel["name"], add=True)
         assert_zero(made, options.keys())
         assert all((total == 3).all() for total in sums.values())
@@ -132,9 +132,9 @@ def test_backward_tangent(kernel: dict, what: str, gradients: bool) -> None:
     of_rows = {"out": x["out"], "lse": x["lse"], "dout": x["dout"]} | {name: x[name] for name in "qkv"}
     for options in options_of(kernel, what):
         softcap = {"softcap": options.pop("softcap", 0.0), "kernel": kernel["name"].encode()}
-        made, primal = ({f"d{name}": nan_like(x[name]) for name in "qkv"} | asked(options) for _ in range(2))
+        made, primal = ({f"d{name}": nan_like(x[name]) for name in "qkv"} | requested(options) for _ in range(2))
         arrays = [*x.values(), *(primal[f"d{name}"] if gradients else None for name in "qkv")]
-        fields = options | {name: primal[name] for name in asked(options) if gradients}
+        fields = options | {name: primal[name] for name in requested(options) if gradients}
         views = tuple(None if array is None else c_tensor(array) for array in arrays)
         run("backward_tangent", views, c_tensors(of_rows | made), c_tensors(fields) | softcap, device_of(kernel))
         assert_zero(made | (primal if gradients else {}), options.keys())

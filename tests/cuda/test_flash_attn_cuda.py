@@ -1,6 +1,6 @@
 """libflash.flash_attn on the GPU, as programs written for flash-attn 2 call it: every form, option and returned value.
 
-Results are judged against the definition in float64, by the rule that flash-attn's users know: an error of at most twice that of
+Results are judged against the definition in float64, by the rule of flash-attn's own tests: an error of at most twice that of
 the same formulas in the type of the tensors (three times for gradients, whose sums have one more rounding on the way).
 """
 
@@ -86,7 +86,7 @@ def with_gradients(attention: Any, leaves: list[torch.Tensor], dout: torch.Tenso
 
 
 def check(got: list[torch.Tensor], leaves: list[torch.Tensor], dout: torch.Tensor, what: str = "", **options: Any) -> None:
-    """By the rule above; lse by what float32 and its exponentials leave."""
+    """By the rule above; lse within the rounding errors of float32 and of its exponentials."""
     exact = with_gradients(lambda *x: definition(*x, **options), [x.detach().double().requires_grad_() for x in leaves], dout)
     eager = with_gradients(lambda *x: definition(*x, **options), leaves, dout)
     for index, name in enumerate(("out", "dq", "dk", "dv")):
@@ -287,7 +287,7 @@ def test_varlen_with_pages() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_varlen_reads_pages_in_place(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without gradients, beside entries of the table that point nowhere and rows of pages that hold NaN."""
+    """Without gradients, beside entries of the table that name no page and rows of pages that hold NaN."""
     monkeypatch.delattr(flash_attn, "gather_pages")
     pages_k, pages_v, q = randoms(dtype, (9, 16, 2, 64), (9, 16, 2, 64), (70, 4, 64))
     table = torch.tensor([[3, 1, 99], [0, -7, 2]], dtype=torch.int32, device=DEVICE)
@@ -359,7 +359,7 @@ def test_dropout_follows_the_default_generator() -> None:
 
 
 def test_any_strides() -> None:
-    """Channels that are not contiguous are copied, as there; rows and heads may lie anyhow."""
+    """Channels that are not contiguous are copied, as there; rows and heads may have any strides."""
     q, k, v, dout = leaves_of(torch.float16, 100, 100, (4, 4), 64)
     wanted = flash_attn.flash_attn_func(q, k, v, causal=True, deterministic=True)
     gradients = torch.autograd.grad(wanted, (q, k, v), dout)
@@ -386,7 +386,7 @@ def test_inference() -> None:
 
 
 def cached(dtype: torch.dtype, page_size: int | None, seed: int = 0) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Three sequences of up to 300 keys in a cache of 320, or in pages of it; what is behind a sequence is NaN."""
+    """Three sequences of up to 300 keys in a cache of 320, or in pages of it; what follows a sequence is NaN."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([300, 17, 128], dtype=torch.int32)
     caches = [torch.randn(3, 320, 2, 64, generator=generator) for _ in range(2)]
@@ -441,14 +441,14 @@ def test_with_kvcache(dtype: torch.dtype, rows: int, page_size: int | None, inte
             **options,
         )
         dense = [x[place["block_table"].long()].flatten(1, 2) if page_size else x for x in (k_cache, v_cache)]
-        turned_k = rotated(new_k, cos, sin, positions, interleaved)
-        turned_q = rotated(q, cos, sin, positions, interleaved)
+        rotated_k = rotated(new_k, cos, sin, positions, interleaved)
+        rotated_q = rotated(q, cos, sin, positions, interleaved)
         for b, n in enumerate(lengths.tolist()):
             keys, values = (x[b, : n + rows] for x in dense)
-            torch.testing.assert_close(keys[n:].float(), turned_k[b].float(), rtol=2e-2, atol=1e-3)
+            torch.testing.assert_close(keys[n:].float(), rotated_k[b].float(), rtol=2e-2, atol=1e-3)
             assert torch.equal(values[n:], new_v[b])
             assert dense[0][b, n + rows :].isnan().all()
-            exact, exact_lse = defined(turned_q[b], keys, values, **options)
+            exact, exact_lse = defined(rotated_q[b], keys, values, **options)
             assert (out[b].double() - exact).abs().max() <= 8 * torch.finfo(dtype).eps
             torch.testing.assert_close(lse[b].double(), exact_lse, rtol=0, atol=3e-2 if dtype == torch.bfloat16 else 4e-3)
 
@@ -474,7 +474,7 @@ def defined(
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_with_kvcache_leftpad_and_pages(dtype: torch.dtype, rows: int, page_size: int) -> None:
-    """Keys before the leftpad are NaN, and their pages need not exist; new rows turn by their place in the cache."""
+    """Keys before the leftpad are NaN, and their pages need not exist; new rows are rotated by their place in the cache."""
     generator = torch.Generator().manual_seed(2)
     q, new_k, new_v = (torch.randn(3, rows, h, 64, generator=generator).to(dtype).to(DEVICE) for h in (6, 2, 2))
     angles = torch.arange(320)[:, None] * 0.5 ** torch.arange(16)
@@ -492,12 +492,12 @@ def test_with_kvcache_leftpad_and_pages(dtype: torch.dtype, rows: int, page_size
     out, lse = flash_attn.flash_attn_with_kvcache(
         q, k_cache, v_cache, new_k, new_v, cos, sin, causal=True, return_softmax_lse=True, rotary_interleaved=True, **place
     )
-    turned_q, turned_k = (rotated(x, cos, sin, positions, True) for x in (q, new_k))
+    rotated_q, rotated_k = (rotated(x, cos, sin, positions, True) for x in (q, new_k))
     for b, n in enumerate(lengths.tolist()):
         keys, values = (x[table[b].long()].flatten(0, 1)[pads[b] : n + rows] for x in (k_cache, v_cache))
-        torch.testing.assert_close(keys[n - pads[b] :].float(), turned_k[b].float(), rtol=2e-2, atol=1e-3)
+        torch.testing.assert_close(keys[n - pads[b] :].float(), rotated_k[b].float(), rtol=2e-2, atol=1e-3)
         assert torch.equal(values[n - pads[b] :], new_v[b])
-        exact, exact_lse = defined(turned_q[b], keys, values, causal=True)
+        exact, exact_lse = defined(rotated_q[b], keys, values, causal=True)
         assert (out[b].double() - exact).abs().max() <= 8 * torch.finfo(dtype).eps
         torch.testing.assert_close(lse[b].double(), exact_lse, rtol=0, atol=3e-2 if dtype == torch.bfloat16 else 4e-3)
 

@@ -111,7 +111,7 @@ def test_values_near_the_end_of_float(kernel: dict) -> None:
 
 
 @pytest.mark.parametrize("kernel", parameters([k for k in KERNELS if not supporting([k], head_dim=33)]))
-def test_what_it_does_not_know(kernel: dict) -> None:
+def test_unsupported_options(kernel: dict) -> None:
     """The kernel is refused with a reason, and another kernel is chosen."""
     case = Case("unknown-alignment", TYPES[kernel["dtype"]], head_dim=33)
     with pytest.raises(libflash.UnsupportedError, match=rf"^q: .*\[{kernel['name']}\]"):

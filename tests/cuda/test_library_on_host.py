@@ -94,10 +94,12 @@ def test_case(case: Case) -> None:
     o, lse, options = out_like(x), lse_like(x), c_options(x)
     abi.forward(x.q, x.k, x.v, o, lse, **options)
     made = {f"d{name}": np.full_like(getattr(x, name), np.nan) for name in "qkv"}
-    asked = {name: x.options[given] for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items() if given in x.options}
-    asked = {name: np.full_like(like, np.nan) for name, like in asked.items()}
-    abi.backward(x.dout, x.q, x.k, x.v, o, lse, *made.values(), **options, **asked, dlse=x.dlse)
-    case.check(o=o, lse=lse, **made, **asked)
+    written = {
+        name: x.options[given] for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items() if given in x.options
+    }
+    written = {name: np.full_like(like, np.nan) for name, like in written.items()}
+    abi.backward(x.dout, x.q, x.k, x.v, o, lse, *made.values(), **options, **written, dlse=x.dlse)
+    case.check(o=o, lse=lse, **made, **written)
 
 
 @pytest.mark.parametrize("case", CASES[::2], ids=str)
@@ -181,7 +183,7 @@ def test_nothing(what: str, form: str) -> None:
                 assert (x == (before if flags and len(name) == 2 else 0)).all(), (name, axes)
         made, gradients = ({name: np.full_like(x, np.nan) for name, x in start.items()} for _ in range(2))
         directions = {"q": q, "k": k, "v": k, "bias": bias, "learnable_sink": sink, "out": out, "lse": rows, "dout": q}
-        asked = {name: gradients.pop(name) for name in ("dbias", "dsink")}
-        abi.backward_tangent(q, q, k, k, out, rows, tuple(gradients.values()), directions | made, **asked, **options)
-        for name, x in [*made.items(), *gradients.items(), *asked.items()]:
+        written = {name: gradients.pop(name) for name in ("dbias", "dsink")}
+        abi.backward_tangent(q, q, k, k, out, rows, tuple(gradients.values()), directions | made, **written, **options)
+        for name, x in [*made.items(), *gradients.items(), *written.items()]:
             assert (x == 0).all(), (name, axes)

@@ -103,7 +103,7 @@ TRESPASS = """
 """
 
 
-def test_the_harness_bites() -> None:
+def test_the_harness_finds_faults() -> None:
     """The harness finds a changed byte of a guard band on the GPU, and a read of keys that are described but not allocated."""
     guarded = GuardedOnGpu(np.ones((3, 4), np.float32))
     guarded.check()

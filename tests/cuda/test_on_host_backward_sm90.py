@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from emulated_kernels import BACKWARD_KERNELS_SM90, BACKWARD_KERNELS_SM90_WITH_LONG_SUMS, KEYS_PER_SUM, WIDE_BACKWARD_KERNELS_SM90
 from emulated_programs import Program, for_racecheck
-from emulated_runs import DISORDERS, Run, runs
+from emulated_runs import ORDER_SEEDS, Run, runs
 
 pytestmark = pytest.mark.early
 
-# Backward with additions to dq in a fixed order: kernel -> disorders and numbers of thread blocks that run at the same time.
+# Backward with additions to dq in a fixed order: kernel -> seeds of orders and numbers of thread blocks that run at the
+# same time.
 FIXED_ORDER = {
     "bf16-64": ((1, 3), (3, 2)),
     "f16-128": ((3, 4),),
@@ -39,14 +40,14 @@ def wide_backward_sm90(*sizes: Any) -> Program:
 BACKWARD_SM90_RUNS = [
     *runs(
         {name: backward_sm90(*sizes) for name, sizes in (BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
-        lambda name: tuple((x, 0) for x in DISORDERS[name != "bf16-64" :]),
+        lambda name: tuple((x, 0) for x in ORDER_SEEDS[name != "bf16-64" :]),
     ),
     *runs({"bf16-64-racecheck": for_racecheck(backward_sm90(*BACKWARD_KERNELS_SM90["bf16-64"]))}, lambda _: ((1, 0),)),
 ]
 WIDE_BACKWARD_SM90_RUNS = runs(
     {name: wide_backward_sm90(*sizes) for name, sizes in WIDE_BACKWARD_KERNELS_SM90.items()}
     | {"bf16-512-racecheck": for_racecheck(wide_backward_sm90(*WIDE_BACKWARD_KERNELS_SM90["bf16-512"]))},
-    lambda name: tuple((x, 0) for x in DISORDERS[name != "bf16-512" :]),
+    lambda name: tuple((x, 0) for x in ORDER_SEEDS[name != "bf16-512" :]),
 )
 FIXED_ORDER_RUNS = runs(
     {name: backward_sm90(*(BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS)[name]) for name in FIXED_ORDER},

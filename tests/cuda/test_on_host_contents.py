@@ -59,7 +59,8 @@ def wide_backward_sm90(name: str) -> Program:
     return program._replace(defines=(*program.defines, ("WIDE_HEADS", 1)))
 
 
-# The disorder, thread blocks that add to dq in a fixed order at the same time, the instance, whether a kernel computes dq.
+# The seed of the order, thread blocks that add to dq in a fixed order at the same time, the instance, whether a kernel computes
+# dq.
 BACKWARD_RUNS = [
     *runs({f"sm80-{x}": few(backward_sm80(x)) for x in ("f16-128", "f32-64")}, lambda _: ((0, 0, PLAIN, 0), (0, 0, GENERAL, 1))),
     *runs({"sm80-bf16-512": few(backward_sm80("bf16-512"))}, lambda _: ((0, 0, GENERAL, 1),)),

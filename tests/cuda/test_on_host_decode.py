@@ -8,7 +8,7 @@ import pytest
 from emulated_decode import decode, decode_sm90
 from emulated_kernels import DECODE_KERNELS, DECODE_KERNELS_OF_TWO_HEADS, DECODE_KERNELS_SM90, DECODE_ROWS_KERNELS_SM90
 from emulated_programs import for_racecheck
-from emulated_runs import DISORDERS, Run, runs
+from emulated_runs import ORDER_SEEDS, Run, runs
 
 pytestmark = pytest.mark.early
 
@@ -30,7 +30,7 @@ DECODE_SM90_RUNS = runs(
     {name: decode_sm90(*sizes) for name, sizes in DECODE_KERNELS_SM90.items()}
     | {name: decode_sm90(dtype, dim, dim, *tile) for name, (dtype, dim, *tile) in DECODE_ROWS_KERNELS_SM90.items()}
     | {"bf16-576-racecheck": for_racecheck(decode_sm90(*DECODE_KERNELS_SM90["bf16-576"]))},
-    lambda name: tuple((x,) for x in (*DISORDERS, 2)["racecheck" in name :]),
+    lambda name: tuple((x,) for x in (*ORDER_SEEDS, 2)["racecheck" in name :]),
 )
 
 

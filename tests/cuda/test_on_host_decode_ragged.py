@@ -19,7 +19,7 @@ RAGGED_CASES = (
     *((1, 1, 1, 1, 1, -1, 0, 0, 0, 0, 1, 4), (-128, 1, 2, 1, 2, 15, 1, 0, 3, 0, 0, 5), (2, 1, 2, 1, 0, 3, 1, 4, 0, 1, 1, 0)),
     *((1, 0, 1, 0, 2, -1, 0, 0, 0, 0, 1, 0), (2, 0, 0, 1, 2, 6, 0, 0, 0, 1, 0, 1), (1, 0, 0, 1, 0, 56, 0, 0, 0, 1, 1, 0)),
 )
-# Of the kernel of sm90 for many rows, which knows neither positions with a window nor positions with ALiBi.
+# Of the kernel of sm90 for many rows, which supports neither positions with a window nor positions with ALiBi.
 RAGGED_CASES_OF_MANY_ROWS = (
     *((1, 0, 0, 0, 0, -1, 0, 0, 0, 1, 0, 0), (0, 1, 2, 0, 0, -1, 1, 0, 130, 1, 1, 3), (1, 0, 1, 0, 0, 25, 0, 0, 0, 0, 1, 1)),
     *((3, 1, 1, 1, 0, -1, 0, 0, 0, 0, 1, 0), (3, 0, 0, 0, 1, -1, 1, 5, 0, 1, 1, 0), (1, 1, 1, 1, 1, -1, 0, 0, 0, 0, 1, 4)),

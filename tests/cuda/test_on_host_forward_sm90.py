@@ -14,7 +14,7 @@ from emulated_kernels import (
     WIDE_FORWARD_KERNELS_SM90,
 )
 from emulated_programs import Program, for_racecheck
-from emulated_runs import DISORDERS, Run, runs
+from emulated_runs import ORDER_SEEDS, Run, runs
 
 pytestmark = pytest.mark.early
 
@@ -38,16 +38,16 @@ def forward_statistics_sm90(dtype: str, head_dim: int, tile: str, stages: int, k
 
 SM90_RUNS = runs(
     {name: forward_sm90(*sizes) for name, sizes in (FORWARD_KERNELS_SM90 | FORWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
-    lambda _: tuple((x,) for x in DISORDERS),
+    lambda _: tuple((x,) for x in ORDER_SEEDS),
 )
 WIDE_SM90_RUNS = runs(
     {name: wide_forward_sm90(*sizes) for name, sizes in WIDE_FORWARD_KERNELS_SM90.items()}
     | {"bf16-512-racecheck": for_racecheck(wide_forward_sm90(*WIDE_FORWARD_KERNELS_SM90["bf16-512"]))},
-    lambda name: tuple((x,) for x in DISORDERS["racecheck" in name :]),
+    lambda name: tuple((x,) for x in ORDER_SEEDS["racecheck" in name :]),
 )
 STATISTICS_SM90_RUNS = runs(
     {name: forward_statistics_sm90(*sizes) for name, sizes in STATISTICS_KERNELS_SM90.items()},
-    lambda _: tuple((disorder,) for disorder in DISORDERS),
+    lambda _: tuple((x,) for x in ORDER_SEEDS),
 )
 
 

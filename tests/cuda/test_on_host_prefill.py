@@ -8,7 +8,7 @@ import pytest
 from emulated_decode import decode_instances, prefill_instances
 from emulated_kernels import KEYS_PER_SUM, PREFILL_KERNELS
 from emulated_programs import Program, with_kernels
-from emulated_runs import DISORDERS, Run, runs
+from emulated_runs import ORDER_SEEDS, Run, runs
 
 pytestmark = pytest.mark.early
 
@@ -40,21 +40,21 @@ def invariant_rows(dtype: str, head_dims: tuple[int, int, int], decode_tile: str
 
 LOADED, COPIED = 0, 1  # by TMA, or by threads
 PREFILL_PROGRAMS = {name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}
-PREFILL_RUNS = runs(PREFILL_PROGRAMS, lambda _: tuple((LOADED, x) for x in DISORDERS))
+PREFILL_RUNS = runs(PREFILL_PROGRAMS, lambda _: tuple((LOADED, x) for x in ORDER_SEEDS))
 COPIED_RUNS = runs(
     {
         name: program
         for name, program in PREFILL_PROGRAMS.items()
         if name.startswith(("bf16-64", "f16-64", "f16-128", "bf16-128"))
     },
-    lambda _: tuple((COPIED, x) for x in DISORDERS),
+    lambda _: tuple((COPIED, x) for x in ORDER_SEEDS),
 )
 INVARIANT_RUNS = runs(
     {name: invariant_rows(*sizes) for name, (*sizes, _) in INVARIANT_KERNELS.items()},
     lambda name: tuple(
-        (case, disorder)
+        (case, seed)
         for i, case in enumerate(INVARIANT_KERNELS[name][-1])
-        for disorder in (DISORDERS if name == "bf16-64" else DISORDERS[i % 2 :][:1])
+        for seed in (ORDER_SEEDS if name == "bf16-64" else ORDER_SEEDS[i % 2 :][:1])
     ),
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from emulated_kernels import BACKWARD_TANGENT_KERNELS, BACKWARD_TANGENT_KERNELS_SM90, TANGENT_KERNELS, TANGENT_KERNELS_SM90
 from emulated_programs import Program, for_racecheck
-from emulated_runs import DISORDERS, Run, runs
+from emulated_runs import ORDER_SEEDS, Run, runs
 
 pytestmark = pytest.mark.early
 
@@ -48,7 +48,7 @@ TANGENT_RUNS = runs({name: forward_tangent(*sizes) for name, sizes in TANGENT_KE
 TANGENT_SM90_RUNS = runs(
     {name: forward_tangent_sm90(*sizes) for name, sizes in TANGENT_KERNELS_SM90.items()}
     | {"bf16-256-racecheck": for_racecheck(forward_tangent_sm90(*TANGENT_KERNELS_SM90["bf16-256"]))},
-    lambda name: tuple((x,) for x in DISORDERS["racecheck" in name :]),
+    lambda name: tuple((x,) for x in ORDER_SEEDS["racecheck" in name :]),
 )
 BACKWARD_TANGENT_RUNS = runs(
     {name: backward_tangent(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS.items()}, lambda _: BACKWARD_TANGENT_CASES
@@ -56,7 +56,7 @@ BACKWARD_TANGENT_RUNS = runs(
 BACKWARD_TANGENT_SM90_RUNS = runs(
     {name: backward_tangent_sm90(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS_SM90.items()}
     | {"bf16-256-racecheck": for_racecheck(backward_tangent_sm90(*BACKWARD_TANGENT_KERNELS_SM90["bf16-256"]))},
-    lambda name: tuple((x,) for x in DISORDERS["racecheck" in name :]),
+    lambda name: tuple((x,) for x in ORDER_SEEDS["racecheck" in name :]),
 )
 
 

@@ -127,7 +127,7 @@ class Ring:
 @pytest.mark.parametrize(("dim", "dtype", "name", "order", "deterministic"), CASES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_ring(device: str, dim: int, dtype: str, name: str, order: str, deterministic: bool) -> None:
-    """`expect` knows one rounding of the result; that of out between the calls is float32."""
+    """`expect` allows for one rounding of the result; between the calls out is float32."""
     if device == "cpu" and (dim != 64 or dtype == "fp16"):
         pytest.skip("the CPU has tests of its own")
     case = case_of(dim, dtype, name)

@@ -1,4 +1,4 @@
-"""Keys that sequences share, on a GPU: the hint changes no bit where it is used; explain tells where."""
+"""Keys that sequences share, on a GPU: the hint changes no bit where it is used; explain says where."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_no_rows_and_no_keys() -> None:
 
 @ON_GPU
 def test_in_a_graph() -> None:
-    """The largest scores of heads begin anew in every replay."""
+    """Every replay initialises the largest scores of heads again."""
     q = torch.randn(1, 300, 4, 64, device="cuda").bfloat16()
     top, rows = torch.zeros(4, device="cuda"), torch.zeros(1, 4, 300, device="cuda")
     libflash.attention(q, q, q, max_logit=top)

@@ -282,7 +282,7 @@ def test_a_single_split_with_keys_has_the_bits_of_no_splits(kernel: dict) -> Non
     assert all(same_bits(a, b) for a, b in zip(whole, parts, strict=True))
 
 
-def test_what_decode_does_not_know() -> None:
+def test_what_decode_does_not_support() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         q = torch.zeros(1, 16, 2, 577, device="cuda", dtype=dtype)
         with pytest.raises(libflash.UnsupportedError, match="head_dim: must be at most 576 for this kernel"):

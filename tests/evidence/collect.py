@@ -315,7 +315,7 @@ class Collection:
         try:
             record.merged(self.old, self.new)
         except ValueError as wrong:
-            print(f"{path.name} begins anew: {wrong}", file=sys.stderr)
+            print(f"{path.name} is replaced: {wrong}", file=sys.stderr)
             self.old = None
 
     def write(self) -> None:

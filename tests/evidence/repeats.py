@@ -184,7 +184,7 @@ def batch_of(kernel: dict) -> int:
     return -(-BATCH // 4) if slow else BATCH
 
 
-def hog(device: str) -> Callable[[], None]:
+def copies_beside(device: str) -> Callable[[], None]:
     """Copies on another stream, which use memory bandwidth."""
     if device == "cpu":
         return lambda: None
@@ -219,7 +219,7 @@ def allowed(way: str, tensor: str) -> bool:
 
 def entry(kernel: dict, repeats: int) -> tuple[dict, bool]:
     """A kernel's figures, and whether they are as expected."""
-    beside = hog(device_of(kernel))
+    beside = copies_beside(device_of(kernel))
     found = {name: differing(call, repeats, beside) for name, call in calls(kernel).items()}
     once, again = golden(kernel), golden(kernel)
     wrong = any(count for way, counts in found.items() for tensor, count in counts.items() if not allowed(way, tensor))

@@ -191,7 +191,7 @@ def test_all_stages_make_evidence(collected: Callable) -> None:
     assert data["tests"] == {"by": "tests"}
 
 
-def test_a_failing_stage_is_recorded_and_made_good_alone(collected: Callable) -> None:
+def test_a_failing_stage_is_recorded_and_repeated_alone(collected: Callable) -> None:
     code, data = collected(accuracy=ValueError("half a file"), sanitizer=("unproven", "blind", {}))
     assert code == 1
     assert data["stages"]["accuracy"]["why"] == "ValueError: half a file"

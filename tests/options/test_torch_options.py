@@ -12,7 +12,7 @@ from stated_options import POSITIONAL, Types, adapter_cases, adapter_options, al
 import libflash
 from libflash import _option_list
 
-FIRST_ARGUMENTS = {  # compiled graphs know arguments by their position
+FIRST_ARGUMENTS = {  # compiled graphs identify arguments by their position
     "attention": "q k v num_splits causal causal_align window_size softmax_scale softcap alibi_slopes bias mask learnable_sink "
     "block_mask row_counts row_indices col_counts col_indices dropout_p seed offset rng_state layout cu_seqlens_q cu_seqlens_k "
     "max_seqlen_q max_seqlen_k seqused_q seqused_k deterministic backend kernel_name",

@@ -62,7 +62,7 @@ def test_contributing_names_files_that_exist() -> None:
 
 
 def test_contributing_names_every_file_that_names_an_option() -> None:
-    """softcap stands for any number that scores depend on. The CUDA kernels that know it are not meant."""
+    """softcap stands for any number that scores depend on. This is not about the CUDA kernels that support it."""
     folders = [
         *(f"libflash/{name}" for name in ("capi", "cpu", "plan", "problem")),
         "include",

@@ -219,7 +219,7 @@ def general_cases() -> list[Case]:
 
 
 def invariant_cases() -> list[Case]:
-    """Of decode and prefill, which have the same tiles of keys; and what only the general instance knows."""
+    """Of decode and prefill, which have the same tiles of keys; and what only the general instance supports."""
     large, scale, flags = "decode_sm80_bf16_d128", tensor(8, dtype=abi.FLOAT32), {"flags": abi.INVARIANT_ROWS}
     rows, caches = tensor(1000, 32, 128), (tensor(4, 8192, 8, 128),) * 2
     cu, long_cache = tensor(5, dtype=abi.INT32), tensor(1, 300_000, 8, 128)

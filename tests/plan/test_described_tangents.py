@@ -164,7 +164,7 @@ def size_of(lib: c.CDLL, lse: abi.Tensor | None, flags: int, **options: Any) -> 
 
 
 def test_workspace(lib: c.CDLL) -> None:
-    """The one of forward, and an LSE that the caller does not want."""
+    """The one of forward, and an LSE that the caller does not request."""
     lse = tensor(2, 16, 1000, dtype=abi.FLOAT32, address=4 * ADDRESS)
     assert size_of(lib, lse, abi.FROM_LSE) == size_of(lib, lse, 0) == size_of(lib, None, 0) == 0
     assert size_of(lib, None, 0, backend=b"sm80") == 2 * 16 * 1000 * 4

@@ -1,4 +1,4 @@
-"""Options that no CUDA kernel of an operation knows: explain says so for each kernel."""
+"""Options that no CUDA kernel of an operation supports: explain says so for each kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFUSED = [  # operation, options, the reason
 
 @pytest.mark.parametrize("device", ["A100", "H200"])
 @pytest.mark.parametrize(("operation", "options", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
-def test_no_cuda_kernel_knows_it(lib: c.CDLL, device: str, operation: str, options: dict[str, Any], reason: str) -> None:
+def test_no_cuda_kernel_supports_it(lib: c.CDLL, device: str, operation: str, options: dict[str, Any], reason: str) -> None:
     lib.describe(*DEVICES[device])
     rows = tensor(2, 256, 8, 64)
     assert lines_of(explain(lib, operation, (rows, rows, rows)))["kernel"][0].startswith(operation)

@@ -109,5 +109,5 @@ def test_another_kernel_is_refused(lib: c.CDLL) -> None:
     """One for calls without statistics."""
     lib.describe(*DEVICES["H200"])
     for kernel in (b"forward_sm90_bf16_d512", b"forward_sm80_bf16_d512"):
-        told = explain(lib, "forward", arrays("bf16", 512), kernel=kernel, **outputs("bf16"))
-        assert "max_logit: the kernel does not support it" in told
+        text = explain(lib, "forward", arrays("bf16", 512), kernel=kernel, **outputs("bf16"))
+        assert "max_logit: the kernel does not support it" in text

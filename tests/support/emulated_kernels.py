@@ -49,7 +49,7 @@ STATISTICS_KERNELS = {
     "bf16-512-sums": ("bf16_", 512, "32, 32", 64),
     "f32-512-sums": ("f32_", 512, "32, 16", 64),
 }
-# The same for sm_90a, with the stages and what is asked for (forward_sm90.cpp).
+# The same for sm_90a, with the stages and the value of STATISTICS (forward_sm90.cpp).
 STATISTICS_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, "192, 128", 4, KEYS_PER_SUM, 2),
     "f16-128": ("f16_", 128, "128, 128", 2, KEYS_PER_SUM, 1),

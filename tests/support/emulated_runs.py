@@ -1,6 +1,7 @@
 """Runs of emulated programs (emulated_programs.py), each a case of a test.
 
-The emulation needs no GPU and finds wrong indices. It is slow and shows neither races nor how the hardware's instructions behave.
+The emulation needs no GPU and finds wrong indices. It is slow, finds a race only if a random order makes a result
+wrong, and does not show how the hardware's instructions behave.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from emulated_programs import Program, compiled
 
-DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
+ORDER_SEEDS = (0, 1)  # 0: everything runs as soon as it can; 1: a random order (emulation.h)
 
 
 class Run(NamedTuple):

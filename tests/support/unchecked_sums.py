@@ -60,16 +60,16 @@ def in_turn(count: int, rows: int) -> Entries:
 
 Q, K = Entries((0, 60, 60, 190, 320, 330), 335), Entries((0, 150, 150, 150, 290, 333), 340)
 # Each sequence with rows begins before the one before it; entries above the rows and below 0.
-Q_BEHIND, K_BEHIND = Entries((260, 700, 100, 260, -9, 100), 505), Entries((210, LARGEST, 80, 210, -LARGEST, 80), 515)
+Q_DESCEND, K_DESCEND = Entries((260, 700, 100, 260, -9, 100), 505), Entries((210, LARGEST, 80, 210, -LARGEST, 80), 515)
 # The third sequence has rows of the first one.
 Q_OVERLAP, K_OVERLAP = Entries((0, 140, 90, 140, 300, 310), 370), Entries((0, 200, 130, 200, 400, 410), 480)
 # The sequences have more rows than the tensor.
 Q_MANY, K_MANY = Entries((0, 400, 0, 400, 0, 400), 400), Entries((0, 600, 0, 600, 0, 600), 600)
 CONTENTS = {
     "in order": Contents(Q, K),
-    "queries behind": Contents(Q_BEHIND, K),
-    "keys behind": Contents(Q, K_BEHIND),
-    "both behind": Contents(Q_BEHIND, K_BEHIND),
+    "queries descend": Contents(Q_DESCEND, K),
+    "keys descend": Contents(Q, K_DESCEND),
+    "both descend": Contents(Q_DESCEND, K_DESCEND),
     "queries overlap": Contents(Q_OVERLAP, K),
     "keys overlap": Contents(Q, K_OVERLAP),
     "both overlap": Contents(Q_OVERLAP, K_OVERLAP),

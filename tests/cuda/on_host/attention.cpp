@@ -174,7 +174,7 @@ bool dsink_is_near(const Problem& p, double limit) {
 
 int main(int, char** argv) {
     late_copies = true;
-    emulation::set_disorder(1);
+    emulation::set_random_order(1);
     const double size = std::atof(argv[1]);
     Problem p(static_cast<float>(size), std::atoi(argv[2]) != 0);
     for (int head = 0; head < kHeads; ++head)

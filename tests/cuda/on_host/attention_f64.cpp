@@ -133,7 +133,7 @@ void backward(Problem& p, Call& call) {
 
 int main(int, char** argv) {
     late_copies = true;
-    emulation::set_disorder(1);
+    emulation::set_random_order(1);
     Problem p(std::atoi(argv[1]), std::atof(argv[2]));
     p.solve();
     std::vector<Call> calls;

@@ -1,6 +1,6 @@
 // Runs backward with prefix sums that descend, lie outside of the tensor or overlap, on the host, and compares each sequence that
 // overlaps no other one with a call for it alone. Each call must end and must not write outside of its memory. Arguments: 1 is 0,
-// or the seed of a disorder; 2 is 0, or the number of thread blocks that run at the same time and add to dq in a fixed order
+// or the seed of a random order; 2 is 0, or the number of thread blocks that run at the same time and add to dq in a fixed order
 // (backward_sm90.cpp); 3 is the instance; 4 is whether a separate kernel computes dq. Exit code 0 means nothing is wrong.
 #include "emulation.h"
 
@@ -137,7 +137,7 @@ bool check(const Contents& contents, const Options& options) {
 }
 
 int main(int, char** argv) {
-    emulation::set_disorder(std::atoi(argv[1]));
+    emulation::set_random_order(std::atoi(argv[1]));
     const int together = std::atoi(argv[2]);
     emulation::machine.most_resident = std::max(together, 1);
     const Options options = {std::atoi(argv[3]), std::strcmp(ARCHITECTURE, "sm90") == 0, together > 0, std::atoi(argv[4]) != 0};

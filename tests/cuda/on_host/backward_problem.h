@@ -1,5 +1,5 @@
-// A problem for the backward kernels of sm90, or those of wide heads, that run on the host: the kernel, sizes and options of a case,
-// its tensors with NaN wherever nothing may be read, the exact gradients, and what the kernels are launched with.
+// A problem for the backward kernels of sm90, or those of wide heads, that run on the host: the kernel, sizes and options of a
+// case, its tensors with NaN wherever nothing may be read, the exact gradients, and what the kernels are launched with.
 #pragma once
 
 #include <random>

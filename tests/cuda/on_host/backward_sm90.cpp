@@ -1,9 +1,9 @@
 // Runs the backward kernel of sm90, or those of wide heads, on the host and compares it with double precision: masks, lengths
 // that end within tiles, shared key heads, rare options, block masks, and NaN between rows and outside the sequences.
-// Arguments: 1 is 0, or the seed of a disorder (warps are delayed, copies and additions complete late and in any order, products
-// are computed when they are waited for); 2 is 0, or the number of thread blocks that run at the same time, start in any order
-// and add to dq in a fixed order. Prints the errors and, with a fixed order, a hash of the results; exit code 0 means no error is
-// too large.
+// Arguments: 1 is 0, or the seed of a random order (warps are delayed, copies and additions complete late and in any order,
+// products are computed when they are waited for); 2 is 0, or the number of thread blocks that run at the same time, start in any
+// order and add to dq in a fixed order. Prints the errors and, with a fixed order, a hash of the results; exit code 0 means no
+// error is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -96,7 +96,7 @@ int splits_of(const Case& c, BackwardInstance kind) {
 }
 
 int main(int, char** argv) {
-    emulation::set_disorder(std::atoi(argv[1]));
+    emulation::set_random_order(std::atoi(argv[1]));
     const int together = std::atoi(argv[2]);
     emulation::machine.most_resident = std::max(together, 1);
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;

@@ -204,7 +204,7 @@ bool run(Problem& p) {
 
 int main(int, char** argv) {
     late_copies = true;
-    emulation::set_disorder(1);
+    emulation::set_random_order(1);
     const double size = std::atof(argv[1]);
     Problem p(static_cast<float>(size), static_cast<float>(std::atof(argv[2])), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
     for (int head = 0; head < kHeads; ++head)

@@ -1,6 +1,6 @@
 // Runs the backward_tangent kernels of sm90 on the host, with three multiprocessors, and compares them with double precision:
 // with and without a tangent of dout, several query heads of a key head, rows without keys, keys without rows, packed sequences.
-// The argument is 0, or the seed of a disorder (forward_sm90.cpp). Prints the errors; exit code 0 means none is too large.
+// The argument is 0, or the seed of a random order (forward_sm90.cpp). Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -242,7 +242,7 @@ bool check(const Case& c) {
 }
 
 int main(int, char** argv) {
-    emulation::set_disorder(std::atoi(argv[1]));
+    emulation::set_random_order(std::atoi(argv[1]));
     constexpr int kDim = HEAD_DIM;
     bool good = true;
     for (const int dout : {0, 8}) {

@@ -69,18 +69,18 @@ struct Contents {
 inline std::vector<Contents> all_contents() {
     const Entries q = {{0, 60, 60, 190, 320, 330}, 335}, k = {{0, 150, 150, 150, 290, 333}, 340};
     // Each sequence with rows begins before the one before it; entries above the rows and below 0.
-    const Entries q_behind = {{260, 700, 100, 260, -9, 100}, 505}, k_behind = {{210, 1 << 30, 80, 210, INT32_MIN, 80}, 515};
+    const Entries q_descend = {{260, 700, 100, 260, -9, 100}, 505}, k_descend = {{210, 1 << 30, 80, 210, INT32_MIN, 80}, 515};
     // The third sequence has rows of the first one.
     const Entries q_overlap = {{0, 140, 90, 140, 300, 310}, 370}, k_overlap = {{0, 200, 130, 200, 400, 410}, 480};
     // More rows than the tensor has: there are work tiles for the first tiles of the third sequence only.
     const Entries q_many = {{0, 400, 0, 400, 0, 400}, 400}, k_many = {{0, 600, 0, 600, 0, 600}, 600};
 #ifdef FEW_CONTENTS  // the kernels take long on the host
-    return {{"queries behind", q_behind, k}, {"both overlap", q_overlap, k_overlap}, {"too many of both", q_many, k_many}};
+    return {{"queries descend", q_descend, k}, {"both overlap", q_overlap, k_overlap}, {"too many of both", q_many, k_many}};
 #endif
     return {{"in order", q, k},
-            {"queries behind", q_behind, k},
-            {"keys behind", q, k_behind},
-            {"both behind", q_behind, k_behind},
+            {"queries descend", q_descend, k},
+            {"keys descend", q, k_descend},
+            {"both descend", q_descend, k_descend},
             {"queries overlap", q_overlap, k},
             {"keys overlap", q, k_overlap},
             {"both overlap", q_overlap, k_overlap},

@@ -383,7 +383,7 @@ int main(int, char** argv) {
     Problem x(c);
     bool good = true;
     late_copies = c.late != 0;
-    emulation::set_disorder(c.late);
+    emulation::set_random_order(c.late);
     for (int shard = 0; shard < c.shards; ++shard) good &= run(x, shard, c);
     if (c.stored && c.shards == 1 && !c.append) good &= codes_have_the_bits_of_their_values(x);
     if (c.invariant && !c.append && !c.tree) good &= rows_have_the_same_bits_alone(x, c);

@@ -4,7 +4,7 @@
 // size); 4 keys of a page (0: all sequences have the same cache entry); 5 which groups there are; 6 appended rows of each
 // sequence, with rotary embedding; 7 whether rows are invariant; 8 options: 1 softcap and sinks, 2 ALiBi, 4 a window, 8 causal,
 // 16 a scale so small that the kept maximum hardly moves; 9 multiprocessors, on which the splits and the key heads of a thread
-// block depend; 10 whether copies complete late; 11 the disorder of the warps.
+// block depend; 10 whether copies complete late; 11 0, or the seed of a random order.
 // Prints whether the hint was used; exit code 0 means that no bit differs.
 #include "emulation.h"
 
@@ -26,7 +26,7 @@ std::mt19937 generator(5);
 std::vector<T> random(size_t count) { return random<T>(count, 1, generator); }
 
 struct Case {
-    int rows, group, splits, page, groups, news, invariant, options, multiprocessors, late, disorder;
+    int rows, group, splits, page, groups, news, invariant, options, multiprocessors, late, order_seed;
 };
 
 struct Groups {
@@ -180,7 +180,7 @@ int main(int, char** argv) {
     int* const fields = &c.rows;
     for (int i = 0; i < 11; ++i) fields[i] = std::atoi(argv[i + 1]);
     late_copies = c.late != 0;
-    emulation::set_disorder(c.disorder);
+    emulation::set_random_order(c.order_seed);
     const Result without = run(c, false), with = run(c, true);
     const bool used = with.plan.prefix.blocks > 0, true_hint = kGroups[c.groups].true_hint;
     int wrong = differences(without.k, with.k) + differences(without.v, with.v);

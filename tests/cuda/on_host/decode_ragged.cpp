@@ -1,10 +1,10 @@
 // Runs decode with any number of rows in each sequence on the host, from the problem over the plan to the kernels, and compares
 // it with double precision. Arguments:
 // 1 the number of splits (0: the plan's, negative: the split size); 2 whether the cache is paged; 3 what is appended, with rotary
-// embedding (0: nothing, 1: as many rows as query rows, 2: other numbers of rows); 4 whether positions are given; 5 bits of
-// trees (0: none, 1: for all sequences, 2: for some of them); 6 the window on the left (-1: none); 7 whether there are softcap,
-// ALiBi and sinks; 8 the query rows of each sequence (0: packed rows); 9 sequences without rows before the others; 10 whether
-// the mask is causal; 11 whether copies complete late; 12 the disorder of the warps; 13 the prefill kernel of sm90 computes
+// embedding (0: nothing, 1: as many rows as query rows, 2: other numbers of rows); 4 whether positions are given; 5 bits of trees
+// (0: none, 1: for all sequences, 2: for some of them); 6 the window on the left (-1: none); 7 whether there are softcap, ALiBi
+// and sinks; 8 the query rows of each sequence (0: packed rows); 9 sequences without rows before the others; 10 whether the mask
+// is causal; 11 whether copies complete late; 12 0, or the seed of a random order; 13 the prefill kernel of sm90 computes
 // sequences with at least so many query rows (0: none); 14 whether prefix sums descend (only if 3 is not 2). With DECODE_SM90 the
 // kernel is that of sm90 for many rows; GROUP: the query heads of a key head.
 // With prefill a second call takes a schedule, and must give the same bits. Prints the errors; exit code 0 means none is too
@@ -51,7 +51,7 @@ std::vector<T> random(size_t count) {
 double wide(T x) { return to_float(x); }
 
 struct Case {
-    int splits, paged, append, positions, tree, window, score_options, dense, padding, causal, late, disorder, fewest_rows,
+    int splits, paged, append, positions, tree, window, score_options, dense, padding, causal, late, order_seed, fewest_rows,
         descending;
 };
 
@@ -97,7 +97,7 @@ struct Problem {
         for (int b = 0; b < batch; ++b) append_exactly(b);
     }
 
-    // Puts the rows of the sequences up to the first empty one behind those of the others. The last sequence, which is empty,
+    // Puts the rows of the sequences up to the first empty one after those of the others. The last sequence, which is empty,
     // ends before the tensor.
     void descend(std::vector<int32_t>& cu) const {
         const int empty = c.padding + 2, before = cu[empty], after = cu[batch] - before;
@@ -302,7 +302,7 @@ DecodePrefill prefill_of([[maybe_unused]] const Case& c, [[maybe_unused]] const 
 
 #ifdef PREFILL_TILE
 // Whether a call with a schedule gives the bits of the call before it, and one with half of the units other ones: so the schedule
-// is read. It has exactly the bytes that the plan tells.
+// is read. It has exactly the bytes that the plan states.
 bool schedule_changes_no_bit(Problem& p, const cuda::Kernel& kernel, const DeviceProperties& device, char* workspace) {
     const std::vector<T> out = p.out;
     const std::vector<float> lse = p.lse;
@@ -344,7 +344,7 @@ int main(int, char** argv) {
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
     late_copies = c.late != 0;
-    emulation::set_disorder(c.disorder);
+    emulation::set_random_order(c.order_seed);
     cuda::decode(kernel, problem, plan, workspace, nullptr);
     bool good = true;
 #ifdef PREFILL_TILE

@@ -1,8 +1,8 @@
-// Runs a decode kernel of sm90 on the host, from the problem over the plan to the kernels, and compares it with double
-// precision: values that are channels of the keys or, where keys and values have as many channels, a cache of their own;
-// sequences of several lengths over a cache with pages or without, splits, windows, new rows, pages that do not exist, and NaN in
-// all rows of the cache that must not be read. The argument is 0, or the seed of a disorder, as in forward_sm90.cpp. Prints the
-// errors; exit code 0 means none is too large.
+// Runs a decode kernel of sm90 on the host, from the problem over the plan to the kernels, and compares it with double precision:
+// values that are channels of the keys or, where keys and values have as many channels, a cache of their own; sequences of
+// several lengths over a cache with pages or without, splits, windows, new rows, pages that do not exist, and NaN in all rows of
+// the cache that must not be read. The argument is 0, or the seed of a random order, as in forward_sm90.cpp. Prints the errors;
+// exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -239,7 +239,7 @@ bool check(const Case& c) {
 }
 
 int main(int, char** argv) {
-    emulation::set_disorder(std::atoi(argv[1]));
+    emulation::set_random_order(std::atoi(argv[1]));
     late_copies = std::atoi(argv[1]) != 0;
     const std::vector<int> some = {0, 1, 63, 64, 65, 130, 333}, none;
     const Case cases[] = {

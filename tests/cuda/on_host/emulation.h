@@ -1,6 +1,6 @@
 // Runs CUDA kernels on the host: each thread is a fiber that runs until a barrier or an exchange within its warp. One thread
-// block runs at a time or, where thread blocks wait for each other, several. This is slow and does not show races, but it runs
-// the kernel sources themselves where there is no GPU.
+// block runs at a time or, where thread blocks wait for each other, several. This is slow, and finds a race only if a random
+// order makes a result wrong, but it runs the kernel sources themselves where there is no GPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -112,9 +112,9 @@ struct Machine {
     unsigned most_resident = 1;            // for kernels with dynamic shared memory; above 1 they begin in random order
     int64_t polls = 0;                     // waits for other threads since the last arrival at an mbarrier
     std::function<void()> kernel, at_end;  // at_end: what each thread does after the kernel, if anything
-    // Disorder: warps are delayed at random, and asynchronous operations complete later and in any order. Off: everything runs
-    // as soon as it can.
-    bool disorder = false;
+    // Random order: warps are delayed at random, and asynchronous operations complete later and in any order. Off: everything
+    // runs as soon as it can.
+    bool random_order = false;
     std::mt19937 dice{1};
     std::vector<std::function<void()>> later;
 };
@@ -207,11 +207,11 @@ void in_warp(Registers& mine, const What& what) {
     wait(barrier, 32);
 }
 
-// Seeds the disorder; 0: none.
-void set_disorder(int number);
+// Sets the seed of the random order; 0: everything runs as soon as it can.
+void set_random_order(int number);
 unsigned roll(unsigned sides);
-// In disorder, delays a lane against the others of its warp, as long as nothing synchronises them.
-void fall_behind();
+// In random order, delays a lane against the others of its warp, as long as nothing synchronises them.
+void delay_at_random();
 
 // Lets `block` be the running one.
 inline void go_to(Block* block) {
@@ -235,7 +235,7 @@ void in_block_of_cluster(unsigned rank, const What& what) {
     go_to(own);
 }
 
-// Runs `what` now or, in disorder, at a random later time. Then the block that runs now is again the running one.
+// Runs `what` now or, in random order, at a random later time. Then the block that runs now is again the running one.
 void do_later(std::function<void()> what);
 
 // `resident`: thread blocks that run at the same time, at least those of a cluster.

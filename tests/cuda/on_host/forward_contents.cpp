@@ -1,4 +1,4 @@
-// As backward_contents.cpp, for forward. Arguments: 1 is 0, or the seed of a disorder. Exit code 0 means nothing is wrong.
+// As backward_contents.cpp, for forward. Arguments: 1 is 0, or the seed of a random order. Exit code 0 means nothing is wrong.
 #include "emulation.h"
 
 #include <cstdlib>
@@ -106,7 +106,7 @@ bool check(const Contents& contents) {
 
 int main(int, char** argv) {
     late_copies = true;
-    emulation::set_disorder(std::atoi(argv[1]));
+    emulation::set_random_order(std::atoi(argv[1]));
     bool good = true;
     for (const Contents& contents : all_contents()) good &= check(contents);
     return good ? 0 : 1;

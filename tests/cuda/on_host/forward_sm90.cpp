@@ -1,7 +1,7 @@
 // Runs a forward kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: several work
-// tiles per thread block, rows without keys, warpgroups without rows, and scores that overflow with a kept maximum. The
-// argument is 0, or the seed of a disorder: warps are delayed, copies complete late and in any order, and products are computed
-// when they are waited for. Prints the errors; exit code 0 means none is too large. With STATISTICS the kernel is the one with
+// tiles per thread block, rows without keys, warpgroups without rows, and scores that overflow with a kept maximum. The argument
+// is 0, or the seed of a random order: warps are delayed, copies complete late and in any order, and products are computed when
+// they are waited for. Prints the errors; exit code 0 means none is too large. With STATISTICS the kernel is the one with
 // statistics of rows: 1, the largest scores of rows and the entropy; 2, the largest scores of heads; 3, the entropy alone. With
 // WIDE_HEADS it is the one for more than 256 channels, which supports no block masks and, of the rare options, only softcap.
 #include "emulation.h"
@@ -379,7 +379,7 @@ bool check(const Case& c) {
 }
 
 int main(int, char** argv) {
-    emulation::set_disorder(std::atoi(argv[1]));
+    emulation::set_random_order(std::atoi(argv[1]));
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const Case cases[] = {
         {1, 1, 1, 64, 100, kDim, kAll, kAll, 1, false},    // one work tile, partial tiles

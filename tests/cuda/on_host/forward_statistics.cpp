@@ -197,7 +197,7 @@ bool near(const char* name, const std::vector<Number>& got, const std::vector<do
 
 int main(int, char** argv) {
     late_copies = true;
-    emulation::set_disorder(1);
+    emulation::set_random_order(1);
     const double size = std::atof(argv[1]);
     const bool of_heads = std::atoi(argv[3]) != 0;
     Problem p(static_cast<float>(size), std::atoi(argv[2]));

@@ -1,7 +1,7 @@
 // Runs a forward_tangent kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: from
 // saved LSE and, if the kernel has that instance, fused with forward; several work tiles per thread block, rows without keys,
-// warpgroups without rows. The argument is 0, or the seed of a disorder (forward_sm90.cpp). Prints the errors; exit code 0 means
-// none is too large.
+// warpgroups without rows. The argument is 0, or the seed of a random order (forward_sm90.cpp). Prints the errors; exit code 0
+// means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -221,7 +221,7 @@ bool check(const Case& c) {
 }
 
 int main(int, char** argv) {
-    emulation::set_disorder(std::atoi(argv[1]));
+    emulation::set_random_order(std::atoi(argv[1]));
     constexpr int kDim = HEAD_DIM, kFew = kDim > 128 ? 136 : kDim - 8;
     bool good = true;
     for (const bool fused : {false, true}) {

@@ -1,7 +1,7 @@
 // Runs decode of invariant rows on the host, from the problem over the plan to the kernels. The rows that the decode kernel of
 // sm80 computes, all together and alone, must have the same bits as those that the prefill kernel of sm90 computes, in chunks of
-// several lengths, in other orders, in pages of several sizes. The arguments are the number of the case and the disorder of the
-// warps. Exit code 0 means that no bit differs and that the errors against double precision are small.
+// several lengths, in other orders, in pages of several sizes. The arguments are the number of the case, and 0 or the seed of a
+// random order. Exit code 0 means that no bit differs and that the errors against double precision are small.
 #include "emulation.h"
 
 #include <cstdio>
@@ -292,7 +292,7 @@ bool check(const Case& c) {
 
 int main(int, char** argv) {
     const int number = std::atoi(argv[1]);
-    emulation::set_disorder(std::atoi(argv[2]));
+    emulation::set_random_order(std::atoi(argv[2]));
     const std::vector<Sequence> mixed = {{150, 1200}, {1, 1030}, {64, 64}, {9, 513}, {70, 700}, {200, 560}};
     const std::vector<Sequence> few = {{140, 1100}, {3, 900}, {66, 130}};
     const Case cases[] = {

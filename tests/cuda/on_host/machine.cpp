@@ -49,19 +49,19 @@ void start_block(Block& block, unsigned index) {
     block.slowness.assign((machine.threads + 31) / 32, 1);
 }
 
-void set_disorder(int number) {
-    machine.disorder = number != 0;
+void set_random_order(int number) {
+    machine.random_order = number != 0;
     machine.dice.seed(number);
 }
 unsigned roll(unsigned sides) { return machine.dice() % sides; }
 
-void fall_behind() {
-    if (!machine.disorder || roll(32) != 0) return;
+void delay_at_random() {
+    if (!machine.random_order || roll(32) != 0) return;
     for (unsigned rounds = roll(100); rounds > 0; --rounds) yield();
 }
 
 void do_later(std::function<void()> what) {
-    if (!machine.disorder) return what();
+    if (!machine.random_order) return what();
     machine.later.push_back([what = std::move(what), block = machine.block] {
         go_to(block);
         what();
@@ -93,7 +93,7 @@ void run_warp(unsigned warp) {
 void run_round(Block& block, unsigned round) {
     go_to(&block);
     for (unsigned warp = 0; warp < block.slowness.size(); ++warp) {
-        if (machine.disorder && round % 256 == 0) block.slowness[warp] = 1 + roll(3) * roll(40);
+        if (machine.random_order && round % 256 == 0) block.slowness[warp] = 1 + roll(3) * roll(40);
         if (block.slowness[warp] == 1 || roll(block.slowness[warp]) == 0) run_warp(warp);
     }
 }
@@ -391,7 +391,7 @@ std::vector<Products>& issued_products() {
 }  // namespace
 
 void issue(std::function<void()> product) {
-    if (!emulation::machine.disorder) return product();
+    if (!emulation::machine.random_order) return product();
     issued_products().back().push_back(std::move(product));
 }
 

@@ -226,7 +226,7 @@ bool near(const char* name, const std::vector<float>& got, const std::vector<dou
 
 int main(int, char** argv) {
     late_copies = true;
-    emulation::set_disorder(1);
+    emulation::set_random_order(1);
     const double size = std::atof(argv[1]);
     Problem p(static_cast<float>(size), std::atoi(argv[2]) != 0);
     for (int head = 0; head < kHeads; ++head)

@@ -4,7 +4,7 @@
 // kernel copies (forward_copy_warpgroup.cuh) or converts (forward_code_converter.cuh): pages of any size, scales, and codes,
 // which must give the bits of a cache with their values. A schedule, which an earlier call has written, must give the same bits;
 // one of any numbers must do no harm. The arguments are the kind of cases (0: loaded by TMA, 1: copied) and 0 or the seed of a
-// disorder, as in forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
+// random order, as in forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -325,8 +325,8 @@ bool schedules_are_right(Problem& p) {
     const std::vector<int32_t> schedule = schedule_of(p);
     const int blocks = p.sequence_order[2], units = schedule[1];
     bool good = schedule.back() == kGuard && units > 0 && units == p.sequence_order[1] && schedule[2] == blocks;
-    // Without disorder the second run would be the first one again, but for long sums that the first one left.
-    const int runs = emulation::machine.disorder || !p.long_sums.empty() ? 2 : 1;
+    // Without a random order the second run would be the first one again, but for long sums that the first one left.
+    const int runs = emulation::machine.random_order || !p.long_sums.empty() ? 2 : 1;
     for (int run = 0; run < runs; ++run) {
         good &= run_with(p, schedule) && p.sequence_order[2] == blocks;
         good &= std::memcmp(out.data(), p.out.data(), out.size() * sizeof(T)) == 0 &&
@@ -375,7 +375,7 @@ bool check(const Case& c) {
 }
 
 int main(int, char** argv) {
-    emulation::set_disorder(std::atoi(argv[2]));
+    emulation::set_random_order(std::atoi(argv[2]));
     late_copies = true;
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const std::vector<Sequence> mixed = {{1, 1, 200}, {130, 130, 70}, {0, 0, 50}, {63, 63, 100}, {64, 64, 0}, {257, 257, 33}};

@@ -29,11 +29,11 @@ struct MBarrier {
     }
     void arrive() const {
         count_arrival();
-        emulation::fall_behind();  // reveals a thread that still reads memory that it has released
+        emulation::delay_at_random();  // reveals a thread that still reads memory that it has released
     }
     void arrive_in_cluster(uint32_t rank) const {
         emulation::in_block_of_cluster(rank, [this] { count_arrival(); });
-        emulation::fall_behind();
+        emulation::delay_at_random();
     }
     void count_arrival() const {
         emulation::machine.polls = 0;
@@ -56,7 +56,7 @@ struct MBarrier {
     bool try_wait(uint32_t parity) const { return state().phase != parity; }
     bool test_wait(uint32_t parity) const { return try_wait(parity); }
     void wait(uint32_t parity) const {
-        emulation::fall_behind();
+        emulation::delay_at_random();
         while (!try_wait(parity)) emulation::yield_until_changed(&state(), true);
     }
 };

@@ -6,7 +6,7 @@
 namespace libflash::cuda {
 
 inline void wait_for_count(const int* counter, int value) {
-    emulation::fall_behind();
+    emulation::delay_at_random();
     while (*counter != value) emulation::poll();
 }
 inline void set_count(int* counter, int value) {

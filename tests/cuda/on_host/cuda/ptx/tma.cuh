@@ -15,7 +15,7 @@ void tma_load_to(uint32_t ranks, uint32_t address, const CUtensorMap& map, const
 void tma_load_bytes(uint32_t address, const void* global, int bytes, const MBarrier& barrier);
 void tma_store(uint32_t address, const CUtensorMap& map, int c0, int c1, int c2, int c3);
 
-// In disorder, shared memory is read at a random later time, and the sums change even later.
+// In random order, shared memory is read at a random later time, and the sums change even later.
 void tma_add_floats(float* global, uint32_t address, int bytes);
 void tma_store_commit();
 // Waits until all groups but the last `pending` have read shared memory, or are complete.

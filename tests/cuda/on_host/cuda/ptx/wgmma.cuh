@@ -1,4 +1,4 @@
-// Replaces the library's header, with the layouts that it describes. A product is computed when it is issued or, in disorder,
+// Replaces the library's header, with the layouts that it describes. A product is computed when it is issued or, in random order,
 // only when it is waited for, so that operands that change too early show in the result.
 #pragma once
 
