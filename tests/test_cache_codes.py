@@ -373,7 +373,7 @@ def test_a_number_is_one_scale_for_all(scale: Any) -> None:
 @pytest.mark.parametrize("scale", [True, np.True_, "1"], ids=repr)
 def test_what_is_no_scale(scale: Any) -> None:
     x = problem(BFLOAT16, "e4m3")
-    with pytest.raises(TypeError, match="v_scale must be a number or an array, not"):
+    with pytest.raises(TypeError, match=r"v_scale must be (a number or )?an array.*, not"):
         libflash.decode(x.q, x.k_cache, x.v_cache, v_scale=scale, **x.options)
 
 

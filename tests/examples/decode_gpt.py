@@ -137,7 +137,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 on a GPU")
     parser.add_argument("--batch", type=int, help="sequences")
     parser.add_argument("--prompt", type=int, help="tokens of each to begin with")
-    parser.add_argument("--new", type=int, help="tokens to generate behind them")
+    parser.add_argument("--new", type=int, help="tokens to generate after them")
     parser.add_argument("--rounds", type=int, default=3, help="timed generations of each contender")
     parser.add_argument("--positions", choices=["learned", "rotary"], default="rotary", help="of a model that is trained first")
     parser.add_argument("--train-steps", type=int, help="of a model that is trained first")

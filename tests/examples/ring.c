@@ -1,5 +1,5 @@
 /* Ring attention, forward and backward, with the C interface alone: each process has some tokens of a sequence, and keys and
- * values travel from process to process. The processes are on this machine and send through pipes. On several GPUs only
+ * values are sent from process to process. The processes are on this machine and send through pipes. On several GPUs only
  * exchange() is another one: ncclGroupStart, ncclSend to the next rank, ncclRecv from the one before, ncclGroupEnd.
  *
  *     cc -std=c99 ring.c $(pkg-config --cflags --libs libflash) -lm
@@ -121,7 +121,7 @@ static void run_rank(int rank, whole_t *w) {
         if (source <= rank)
             forward(q, keys.k, keys.v, out, w->lse[rank], TOKENS, TOKENS, rank * TOKENS, source * TOKENS,
                     step ? FLASH_FLAG_CONTINUE : 0);
-        exchange(rank, &keys); /* after the last step they are at home again */
+        exchange(rank, &keys); /* after the last step each process has its own keys again */
     }
     memset(&gradients, 0, sizeof gradients);
     for (int step = 0; step < RANKS; ++step) {
@@ -130,7 +130,7 @@ static void run_rank(int rank, whole_t *w) {
             backward(dout, q, keys.k, keys.v, out, w->lse[rank], dq, gradients.k, gradients.v, TOKENS, TOKENS, rank * TOKENS,
                      source * TOKENS);
         exchange(rank, &keys);
-        exchange(rank, &gradients); /* they travel with their keys */
+        exchange(rank, &gradients); /* they are sent on like their keys */
     }
     memcpy(w->dk + rank * KEYS, gradients.k, sizeof gradients.k);
     memcpy(w->dv + rank * KEYS, gradients.v, sizeof gradients.v);

@@ -6,7 +6,7 @@
 
 Requests come and go while others generate (continuous batching). Prompts are read in chunks beside rows that generate, in one
 call of libflash.decode. Prompts that begin alike share pages of the cache (--no-share: not). Tokens that followed earlier in the
-text are drafted as a tree, and one call tells which of them the model agrees with (--nodes 1: no drafts). The cache may have 8
+text are drafted as a tree, and one call finds which of them the model agrees with (--nodes 1: no drafts). The cache may have 8
 bits (--cache).
 
 --check generates every text again, alone, without drafts and shared pages: exit code 1 if logits differ by more than rounding

@@ -196,14 +196,14 @@ def test_groups() -> None:
     assert groups_of([[7, 8]], [5], 4) == ([0, 1], [0])
 
 
-def test_shared_pages_are_told(model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_pages_are_given_as_a_hint(model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hints, decode = [], libflash.decode
 
-    def told(*arrays: Any, **options: Any) -> Any:
+    def recorded(*arrays: Any, **options: Any) -> Any:
         hints.append((options["shared_groups"].diff() > 1) & (options["shared_lens"] > 0))
         return decode(*arrays, **options)
 
-    monkeypatch.setattr(libflash, "decode", told)
+    monkeypatch.setattr(libflash, "decode", recorded)
     served(model)
     assert torch.cat(hints).any()
     hints.clear()

@@ -49,7 +49,7 @@ class Pages:
         return page
 
     def name(self, page: int, text: list[int]) -> None:
-        """Tell that a page is full and ends this text. If another page has the same text, that one stays known."""
+        """Record that a page is full and ends this text. If another page has the same text, that one stays recorded."""
         name = tuple(text)
         if self.share and page not in self.names and name not in self.known:
             self.names[page], self.known[name] = name, page
